@@ -9,6 +9,8 @@ MOST_LAYERS = 100_000
 MOST_PER_DIMENSION = 2**31 - 1
 MOST_ROWS = 2**60  # tokens of a batch: no dimension of the model
 MOST_ROPE = 1e30  # fp32 ends at 3.4e38
+FP8_MULTIPLE = 16
+"""Every dimension of an fp8 matmul is a multiple of this."""
 
 
 def require_positive(field: str, value: int) -> None:

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from launcher.model.config import ModelConfig, Quantization
+from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.lora_config import BLOCK, Lora, LoraTarget
 from launcher.model.loss import compute_dtype
+from launcher.model.parts import parts_of
 from launcher.model.recompute import as_one
 
 PACKED: Final = ".packed"
@@ -192,6 +194,19 @@ def linear(
         return kind(inner, sizes, lora=config.lora, **quantized)
     plain = QuantizedLinear if "kind" in quantized else nn.Linear
     return plain(inner, sum(sizes), **quantized)
+
+
+def fp8_linears(decoder: nn.Module) -> list[nn.Linear]:
+    """Return the linear layers of a decoder's blocks whose products can be in fp8: their sizes are
+    multiples of a tile, and their outputs do not choose experts, which rounding would change."""
+    experts = {getattr(module, "num_experts", None) for module in decoder.modules()}
+    return [
+        linear
+        for linear in parts_of(decoder).blocks.modules()
+        if type(linear) is nn.Linear
+        and linear.in_features % FP8_MULTIPLE == linear.out_features % FP8_MULTIPLE == 0
+        and linear.out_features not in experts
+    ]
 
 
 def is_adapter(name: str) -> bool:

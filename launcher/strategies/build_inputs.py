@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.model.build import initial_value
-from launcher.model.linears import PACKED, is_adapter
+from launcher.model.linears import PACKED, fp8_linears, is_adapter
 from launcher.optim.dtypes import Dtypes
 from launcher.optim.registry import build_optimizer
 from launcher.parallel.model_parallel import DataParallelGroup, ModelParallel, ModelShards
@@ -140,7 +140,7 @@ def fill_flat_slice(local: Tensor, value: Tensor, offset: int) -> None:
 
 
 def _to_fp8(module: nn.Module, device: torch.device) -> nn.Module:
-    """Replace the Linears (on the meta device, too) by ones that round their operands to fp8.
+    """Replace linear layers (on the meta device, too) by ones that round their operands to fp8.
 
     Weights stay as they are, under their names; each tensor is scaled by its own largest value at
     every use. The LM head keeps its dtype: fp8 logits degrade the loss. On a CPU the arithmetic is
@@ -159,7 +159,10 @@ def _to_fp8(module: nn.Module, device: torch.device) -> nn.Module:
             )
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+    chosen = set(fp8_linears(module))
     converted: nn.Module = convert_to_float8_training(
-        module, config=Float8LinearConfig(emulate=device.type == "cpu")
+        module,
+        module_filter_fn=lambda linear, _: linear in chosen,
+        config=Float8LinearConfig(emulate=device.type == "cpu"),
     )
     return converted

@@ -14,6 +14,7 @@ STEPS: Final = 10
 USERS: Final = "examples.decoder:build"
 """A decoder that a user's own function builds."""
 _FULL: Final = {"activation_checkpointing": "full"}
+_FP8: Final = {"precision": "fp8"}
 _BY_TWO: Final = {"global_batch": 8}
 _SEQUENCES: Final = {"context_parallel": 2}
 _GRAD_OP: Final = {"strategy": "fsdp", "reshard_after_forward": False}
@@ -86,6 +87,8 @@ CASES: Final = (
     _case("gemma2", _zero(3), {"precision": "bf16"}),
     _case("mixtral", _FSDP, {"precision": "bf16"}),
     _case("falcon_h1", _zero(1), {"precision": "bf16"}),
+    _case("phi3", _FSDP, _FP8),
+    _case("qwen3_moe", _FSDP, _FULL, _FP8),
     *(_case(USERS, each) for each in (_DDP, _FSDP, _zero(2))),
     _case(USERS, _zero(3), _FULL),
 )
@@ -111,6 +114,7 @@ RESUMED: Final = tuple({case.architecture: case for case in CASES if not case.we
 MEASURED: Final = (
     *RESUMED,
     *(case for case in CASES if case.architecture == USERS and case not in RESUMED),
+    *(case for case in CASES if case.changes.get("precision") == "fp8"),
     *(case for case in CASES if case.weak and case.architecture == "falcon_h1"),
     # The plan's form of frozen experts in fp32 takes more than torch's does.
     *(case for case in ADAPTED if case.architecture != "mixtral"),

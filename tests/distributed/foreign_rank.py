@@ -246,7 +246,11 @@ def run_of(case: Case, world: World) -> tuple[Resolved, Corpus]:
     changes: Mapping[str, Any] = {**BASE, **case.changes, **by, "model": str(config)}
     if case in ADAPTED:
         changes = {**changes, "random_base": True}
-    resolved = resolve(RunConfig().replace(**changes), world_size=world.size, device_type="cpu")
+    # Refused on a CPU, where it is emulated.
+    emulated = {"precision": "fp8"} if changes.get("precision") == "fp8" else {}
+    asked = RunConfig().replace(**{**changes, **dict.fromkeys(emulated, "bf16")})
+    resolved = resolve(asked, world_size=world.size, device_type="cpu")
+    resolved = replace(resolved, config=resolved.config.replace(**emulated))
     return resolved, open_corpus(resolved.config.data, vocab_size=260, seq_len=resolved.seq_len)
 
 

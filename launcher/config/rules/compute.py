@@ -5,12 +5,12 @@ from typing import Final
 
 from launcher.config.graphs_choice import untested_with_graphs
 from launcher.config.rules import Rule, Setting
+from launcher.model.config_checks import FP8_MULTIPLE
+from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.registry import OPTIMIZERS, moments_type
 
 SMALLEST_CHANGE_BF16 = 2**-8
 """A bf16 number moves only when it changes by about this, relative to itself."""
-FP8_MULTIPLE = 16
-"""Every dimension of an fp8 matmul is a multiple of this."""
 
 
 def optimizer(setting: Setting) -> Iterator[str]:
@@ -144,15 +144,16 @@ def fp8(setting: Setting) -> Iterator[str]:
             "--precision fp8 needs a GPU with fp8 matmuls (compute capability 8.9: H100, L40S or "
             "newer), not a CPU: use --precision bf16"
         )
-    tile = FP8_MULTIPLE if model.mlp_tile is None else model.mlp_tile
-    for what, size in (
-        ("d_model", model.d_model),
-        ("d_ff", model.ffn_dim),
-        ("heads x head_dim", model.attention_dim),
-        ("(heads + 2 kv_heads) x head_dim", model.qkv_dim),
-        ("micro-batch x tokens", config.data.micro_batch * setting.local_seq_len),
-        ("mlp-tile", tile),
-    ):
+    sizes = {"micro-batch x tokens": config.data.micro_batch * setting.local_seq_len}
+    if not isinstance(model, ForeignConfig):  # whose other linear layers stay as they are
+        sizes |= {
+            "d_model": model.d_model,
+            "d_ff": model.ffn_dim,
+            "heads x head_dim": model.attention_dim,
+            "(heads + 2 kv_heads) x head_dim": model.qkv_dim,
+            "mlp-tile": FP8_MULTIPLE if model.mlp_tile is None else model.mlp_tile,
+        }
+    for what, size in sizes.items():
         if size % FP8_MULTIPLE:
             yield (
                 f"--precision fp8 multiplies matrices in tiles of {FP8_MULTIPLE}, and {what} is "

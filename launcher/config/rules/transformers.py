@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
+from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.optim.registry import OPTIMIZERS
 
@@ -20,7 +21,6 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
     )
     flags = {
         f"--tensor-parallel {sharding.tensor_parallel}": sharding.tensor_parallel > 1,
-        f"--precision {config.optim.precision}": config.optim.arithmetic.fp8_linears,
         f"--optimizer {config.optim.optimizer}": not OPTIMIZERS[config.optim.optimizer].elementwise,
         sharding.flags_to("nvme"): bool(sharding.flags_to("nvme")),
     }
@@ -73,6 +73,21 @@ def context_parallel(setting: Setting) -> Iterator[str]:
         yield f"{flag} with --document-attention {_KNOWS_OURS}, and {whose}: leave one out"
 
 
+def rounded_linears(setting: Setting) -> Iterator[str]:
+    """Reject products in fp8 for a decoder none of whose linear layers can have them."""
+    model, config = setting.model, setting.config
+    if not (config.optim.arithmetic.fp8_linears and isinstance(model, ForeignConfig)):
+        return
+    from launcher.model.foreign.decoder import skeleton
+    from launcher.model.linears import fp8_linears
+
+    if not fp8_linears(skeleton(model.document, model.attention)):
+        yield (
+            f"--precision {config.optim.precision} multiplies matrices in tiles of {FP8_MULTIPLE}, "
+            f"and no linear layer of {model.computed_by} has such sizes: use --precision bf16"
+        )
+
+
 def documents(setting: Setting) -> Iterator[str]:
     """Reject --document-attention where states or masks of a decoder go from one document to the
     next."""
@@ -99,5 +114,5 @@ def users_write_nothing(setting: Setting) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(own_decoder_only, context_parallel, documents, users_write_nothing),
+    *(own_decoder_only, context_parallel, rounded_linears, documents, users_write_nothing),
 )

@@ -9,14 +9,13 @@ them is kept for backward: mostly the input in fp8, half of it in bf16. Where on
 compiled, a cast is two kernels.
 """
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from launcher.forecast.trace.counting import as_kernel, note_product
+from launcher.model.linears import fp8_linears
 from launcher.model.recompute import as_one
 
 COMPILED_CAST_BYTES: Final = 5
@@ -29,32 +28,25 @@ _BACKWARD: Final = torch.float8_e5m2
 Compiled = Literal["nothing", "casts", "blocks"]
 
 
-@contextlib.contextmanager
-def fp8_linears(computed: torch.dtype, *, compiled: Compiled) -> Iterator[None]:
-    """Have every `nn.Linear` allocate as torchao's, which compute in `computed` around products."""
-    module = cast(Any, nn.Linear)
-    original = module.forward
+def round_linears(decoder: nn.Module, computed: torch.dtype, *, compiled: Compiled) -> None:
+    """Have the linear layers that torchao replaces allocate as its own, which compute in `computed`
+    around products."""
     if compiled == "blocks":
         # As torchao has it: dynamo does not look into the function. Imported in seconds.
         torch._dynamo.allow_in_graph(_Fp8Graph)
 
-    def multiply(self: nn.Linear, x: Tensor) -> Tensor:
-        if compiled == "blocks":
-            product: Tensor = _Fp8Graph.apply(x, self.weight.t())
-        else:
-            with torch.autocast("cpu", enabled=False):
-                product = _Fp8Linear.apply(x, self.weight, compiled == "casts")
-        return product
+    class Rounding(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.to(computed)
+            if compiled == "blocks":
+                y: Tensor = _Fp8Graph.apply(x, self.weight.t())
+            else:
+                with torch.autocast("cpu", enabled=False):
+                    y = _Fp8Linear.apply(x, self.weight, compiled == "casts")
+            return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def forward(self: nn.Linear, x: Tensor) -> Tensor:
-        y = multiply(self, x.to(computed))
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        module.forward = original
+    for linear in fp8_linears(decoder):
+        linear.__class__ = Rounding
 
 
 class _Fp8Linear(torch.autograd.Function):
@@ -64,18 +56,21 @@ class _Fp8Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, casts_compiled: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.compiled = casts_compiled
-        operands = _in_fp8(x, casts_compiled), _in_fp8(weight, casts_compiled)
+        rows = x.reshape(-1, x.shape[-1])
+        operands = _in_fp8(rows, casts_compiled), _in_fp8(weight, casts_compiled)
         # The product alone is what selective checkpointing keeps.
-        return as_one(lambda: _fp8_product(x, x, weight.t(), *operands))
+        product = as_one(lambda: _fp8_product(rows, rows, weight.t(), *operands))
+        return product.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
+        shape, grad, x = x.shape, grad.flatten(0, -2), x.reshape(-1, x.shape[-1])
         left, right = _in_fp8(grad, ctx.compiled), _in_fp8(weight, ctx.compiled)
         grad_x = _fp8_product(grad, grad, weight, left, right, right.clone())
         left, right = _in_fp8(grad, ctx.compiled), _in_fp8(x, ctx.compiled)
         grad_weight = _fp8_product(grad, grad.t(), x, left, right, left.clone(), right.clone())
-        return grad_x, grad_weight, None
+        return grad_x.view(shape), grad_weight, None
 
 
 def _in_fp8(tensor: Tensor, compiled: bool) -> Tensor:

@@ -24,7 +24,7 @@ from launcher.forecast.trace.events import (
     Tuned,
 )
 from launcher.forecast.trace.foreign import as_with_values
-from launcher.forecast.trace.fp8 import Compiled, fp8_linears
+from launcher.forecast.trace.fp8 import Compiled, round_linears
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import gpu_kernels, layer_norm
 from launcher.forecast.trace.repeats import few_repeats
@@ -205,7 +205,6 @@ def record_trace(
             around.enter_context(as_other_trainers(model, module))
             if compute.stage3:
                 around.enter_context(stage3_linears())
-            around.enter_context(_linears_of(compute))
             if compute.compiled:
                 blocks = list(parts_of(module).blocks)
                 around.enter_context(compiled(blocks, recorder.tuned, compute.kept_share))
@@ -228,13 +227,6 @@ def record_trace(
     )
 
 
-def _linears_of(compute: Compute) -> contextlib.AbstractContextManager[None]:
-    if not compute.fp8:
-        return contextlib.nullcontext()
-    casts: Compiled = "casts" if compute.casts_compiled else "nothing"
-    return fp8_linears(torch.bfloat16, compiled="blocks" if compute.compiled else casts)
-
-
 def _fake_decoder(
     model_parallel: ModelParallel, model: ModelConfig, compute: Compute, fake: FakeTensorMode
 ) -> nn.Module:
@@ -254,6 +246,9 @@ def _fake_decoder(
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
             owner._buffers[name] = None if buffer is None else fake.from_tensor(buffer)
+    if compute.fp8:
+        casts: Compiled = "casts" if compute.casts_compiled else "nothing"
+        round_linears(module, torch.bfloat16, compiled="blocks" if compute.compiled else casts)
     return module
 
 

@@ -1,6 +1,7 @@
 """Traces of transformers' decoders: few blocks stand for many, one micro-batch for all."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,16 @@ def test_products_of_experts_are_those_of_the_tokens_sent_to_them(compute: Compu
     forward, backward = (two - one for one, two in zip(flops(1), flops(2), strict=True))
     expert = 2 * 3 * 32 * 48  # layers x matrices x width x width of an expert
     assert (forward, backward) == (2 * 80 * expert, 4 * 80 * expert)
+
+
+def test_products_in_fp8_are_those_of_linear_layers_alone() -> None:
+    """Of q, k, v and output: not of the router, the experts or the head."""
+    model = foreign_config(ARCHITECTURES["mixtral"])
+    compute = replace(ON_GPU, fp8=True)
+    work = blocks.pass_work(model, compute, micro_batch=2, seq_len=40)
+    rounded = [sum(n for p, n in each.products.items() if p.fp8) for each in work]
+    assert rounded == [2 * 4, 2 * 2 * 4]
+    assert all(sum(each.products.values()) > n for each, n in zip(work, rounded, strict=True))
 
 
 def test_one_recording_serves_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:

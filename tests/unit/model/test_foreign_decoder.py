@@ -22,13 +22,14 @@ from launcher.model.build import initial_value, new_decoder
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ForeignDecoder, skeleton
-from launcher.model.foreign.head import LogitFunction, logit_function
+from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
 from launcher.model.foreign.reading import foreign_config
 from launcher.model.foreign.routing import Routing, load_of
+from launcher.model.linears import fp8_linears
 from launcher.model.lora_config import Lora
 from launcher.model.loss import linear_cross_entropy
 from launcher.model.parts import parts_of
-from launcher.strategies.build_inputs import materialize_whole
+from launcher.strategies.build_inputs import _to_fp8, materialize_whole
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError
 
@@ -219,7 +220,6 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
     ("changes", "says"),
     [
         ({"tensor_parallel": 2}, "--tensor-parallel 2 knows shardscale's own decoder only"),
-        ({"precision": "fp8"}, "--precision fp8 knows"),
         ({"optimizer": "muon"}, "--optimizer muon knows"),
         ({"activation_checkpointing": "selective"}, "use full"),
         ({"activation_checkpointing": "budget=1GiB"}, "use full"),
@@ -239,6 +239,43 @@ def test_what_only_our_own_decoder_does_is_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=says):
         resolved(written(tmp_path, "gemma2"), **changes)
+
+
+JETMOE: Mapping[str, Any] = {
+    **{name: value for name, value in MORE["olmo"].items() if name != "num_attention_heads"},
+    **{"model_type": "jetmoe", "kv_channels": 8, "num_local_experts": 16},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        (ARCHITECTURES["mixtral"], set()),  # neither experts nor their router are linear layers
+        (MORE["qwen2_moe"], {"shared_expert_gate"}),  # one output
+        (JETMOE, {"layer"}),  # the router, of 16 experts
+        (ARCHITECTURES["mamba2"], {"in_proj"}),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, Mapping) else "",
+)
+def test_linear_layers_of_sizes_of_fp8_are_rounded_and_no_others(
+    fields: Mapping[str, Any], others: set[str]
+) -> None:
+    with torch.device("meta"):
+        module: Any = new_decoder(foreign_config(fields))
+    chosen = {id(linear.weight) for linear in fp8_linears(module)}
+    module = _to_fp8(module, CPU)
+    kinds = [(name.rpartition(".")[2], type(m).__name__, m) for name, m in module.named_modules()]
+    assert {name for name, kind, _ in kinds if kind == "Linear"} == others
+    assert {id(m.weight) for _, kind, m in kinds if kind == "Float8Linear"} == chosen != set()
+    assert type(module.causal.get_output_embeddings()) is ForeignHead
+
+
+def test_without_linear_layers_of_such_sizes_nothing_is_in_fp8(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(MORE["falcon"]))
+    changes = {"model": str(path), "seq_len": 16, "precision": "fp8", "strategy": "ddp"}
+    with pytest.raises(UserError, match=r"no linear layer of Falcon.* use --precision bf16"):
+        resolve(RunConfig().replace(**changes), world_size=2, device_type="cuda", elsewhere=True)
 
 
 @pytest.mark.parametrize("name", ["bloom", "falcon_h1", "gpt_oss", "mamba2", "opt"])
