@@ -7,6 +7,8 @@ other operators the second time, so the two modes here look only at the operator
 Compiled code has no dispatch modes; there torch's own contexts mark what the compiler keeps.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -16,8 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -71,27 +74,40 @@ def recomputing(
         return transform(attend(x, sequences))
 
     mode = config.activation_checkpointing if training else "none"  # this block's own
-    out: Tensor
     if mode == "none":
-        out = block(x, sequences)
-    elif mode == "full":
-        out = checkpoint(block, x, sequences, use_reentrant=False)
-    elif mode == "offload":
+        return block(x, sequences)
+    products = partial(_Products, config)
+    if not tiles or mode in ("full", "offload"):
+        return recomputed(mode, products, block, x, sequences)
+    # Tiles keep no matmul, and would be recomputed once more inside.
+    return transform(recomputed(mode, products, attend, x, sequences))
+
+
+def recomputed(
+    mode: str,
+    products: Callable[[], AllProducts | _Products],
+    function: Callable[..., T],
+    x: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> T:
+    """Return function(x, ...), of which backward recomputes what a block of `mode` does not keep.
+
+    Args:
+        products: makes what tells the products that are kept, if some are.
+    """
+    again = partial(checkpoint, use_reentrant=False)
+    out: T
+    if mode == "offload":
         from launcher.model.offload import offload_saved
 
         with offload_saved():  # x alone, and not what all blocks share
-            out = checkpoint(lambda x: block(x, sequences), x, use_reentrant=False)
+            out = again(lambda x: function(x, *args, **kwargs), x)
+    elif mode == "full":
+        out = again(function, x, *args, **kwargs)
     else:
         contexts = _compiled_contexts if torch.compiler.is_compiling() else selective_contexts
-        out = checkpoint(
-            attend if tiles else block,
-            x,
-            sequences,
-            use_reentrant=False,
-            context_fn=partial(contexts, config),
-        )
-        if tiles:  # which keep no matmul, and would be recomputed once more inside
-            out = transform(out)
+        out = again(function, x, *args, context_fn=partial(contexts, products), **kwargs)
     return out
 
 
@@ -169,20 +185,44 @@ def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
     return modes[-1].as_one(compute, attention) if modes else compute()
 
 
-def selective_contexts(config: ModelConfig) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+def selective_contexts(
+    products: Callable[[], AllProducts | _Products],
+) -> tuple[TorchDispatchMode, TorchDispatchMode]:
     """Make the contexts of forward and recomputation for `torch.utils.checkpoint`."""
     kept: _Kept = defaultdict(deque)
-    return _Selective(config, kept, recomputes=False), _Selective(config, kept, recomputes=True)
+    return _Selective(products(), kept), _Selective(products(), kept, recomputes=True)
 
 
-def _compiled_contexts(config: ModelConfig) -> Any:
-    forward, again = _Products(config), _Products(config)
+def _compiled_contexts(products: Callable[[], AllProducts | _Products]) -> Any:
+    forward, again = products(), products()
 
     def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keeps = (again if ctx.is_recompute else forward).keeps(op, args)
         return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
+
+
+class AllProducts:
+    """Tells which operators make a product that is kept, in a block of any decoder: linear ones and
+    fused attention, but for the second product of an adapter, which is as wide and cheap."""
+
+    def __init__(self, rank: int | None) -> None:
+        self._rank = rank
+
+    def keeps(self, op: Any, args: tuple[Any, ...]) -> bool:
+        if op in FUSED_OPS:
+            return not _draws_numbers(op, args)
+        return op in _LINEAR_OPS and args[_LINEAR_OPS[op]].size(0) != self._rank
+
+    def keeps_as_one(self, attention: bool) -> bool:
+        return True
+
+
+def _draws_numbers(op: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether fused attention drops weights: to skip it would shift every later mask."""
+    at = [argument.name for argument in op._schema.arguments].index("dropout_p")
+    return at < len(args) and args[at] > 0.0
 
 
 class _Products:
@@ -211,18 +251,19 @@ class _Products:
         return self._expected.popleft().kept_with in self._kept
 
     def keeps_as_one(self, attention: bool) -> bool:
-        """Return whether the result of `as_one` is kept."""
         return "attention" in self._kept if attention else self.keeps_next_linear()
 
 
 class _Selective(TorchDispatchMode):
-    """Keeps the outputs worth their memory, in order; in the recomputation hands them back in the
-    same order, and recomputes the rest."""
+    """Keeps the outputs worth their memory, and hands them back in the recomputation, in order."""
 
-    def __init__(self, config: ModelConfig, kept: _Kept, *, recomputes: bool) -> None:
+    def __init__(
+        self, products: AllProducts | _Products, kept: _Kept, *, recomputes: bool = False
+    ) -> None:
         super().__init__()
-        self._products, self._kept, self._recomputes = _Products(config), kept, recomputes
+        self._products, self._kept, self._recomputes = products, kept, recomputes
         self._inside = False
+        self._handed_back: set[StorageWeakRef] = set()
 
     def as_one(self, compute: Callable[[], T], attention: bool) -> T:
         """Run `compute` as one operator and ignore those inside."""
@@ -236,6 +277,9 @@ class _Selective(TorchDispatchMode):
         return self._kept_or(as_one, alone, self._products.keeps_as_one(attention))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        changes = self._handed_back and func._schema.is_mutable and isinstance(args[0], Tensor)
+        if changes and _storage(args[0]) in self._handed_back:
+            return args[0]  # what is kept was changed in the forward already
         keeps = not self._inside and self._products.keeps(func, args)
         return self._kept_or(func, partial(func, *args, **(kwargs or {})), keeps)
 
@@ -244,7 +288,13 @@ class _Selective(TorchDispatchMode):
             return compute()
         if self._recomputes:
             out: T = self._kept[key].popleft()
+            self._handed_back.update(_storage(t) for t in tree_leaves(out) if isinstance(t, Tensor))
             return out
         out = compute()
         self._kept[key].append(tree_map_only(Tensor, Tensor.detach, out))
         return out
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    """Refer to memory without keeping it; no later storage is equal."""
+    return StorageWeakRef(tensor.untyped_storage())

@@ -8,18 +8,18 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from launcher.model.foreign.adapters import adapt
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
 from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
+from launcher.model.recompute import AllProducts, recomputed
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
 """Attributes that a mixture of experts has where transformers computes its router loss."""
@@ -51,8 +51,8 @@ class ForeignDecoder(nn.Module):
             freeze(self)
         words = config.checkpointing.blocks(config.layers)
         for block, word in zip(parts_of(self).blocks, words, strict=True):
-            if word == "full":
-                block.forward = _recomputed(block.forward)
+            if word != "none":
+                block.forward = _recomputing(block.forward, word, config)
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
@@ -101,13 +101,16 @@ class ForeignDecoder(nn.Module):
         return self
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputing(
+    forward: Callable[..., Any], mode: str, config: ForeignConfig
+) -> Callable[..., Any]:
     """Have backward compute a block again; inside its forward, so that FSDP gathers it once."""
+    products = partial(AllProducts, None if config.lora is None else config.lora.rank)
 
     def recomputing(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return recomputed(mode, products, forward, *args, **kwargs)
 
     return recomputing
 

@@ -14,6 +14,7 @@ STEPS: Final = 10
 USERS: Final = "examples.decoder:build"
 """A decoder that a user's own function builds."""
 _FULL: Final = {"activation_checkpointing": "full"}
+_SELECTIVE: Final = {"activation_checkpointing": "selective"}
 _FP8: Final = {"precision": "fp8"}
 _BY_TWO: Final = {"global_batch": 8}
 _SEQUENCES: Final = {"context_parallel": 2}
@@ -66,10 +67,10 @@ CASES: Final = (
     _case("gemma3_text", _zero(3), _SEQUENCES),
     _case("phi3", _DDP, _FULL),
     _case("olmo2", _zero(2), _BY_TWO, _SEQUENCES),
-    _case("granite", _FSDP, _FULL, _SEQUENCES),
+    _case("granite", _FSDP, _SELECTIVE, _SEQUENCES),
     _case("falcon_h1", _DDP),
     _case("gpt_neox", _zero(1)),
-    _case("opt", _zero(3), _FULL),
+    _case("opt", _zero(3), _SELECTIVE),
     _case("stablelm", _GRAD_OP),
     _case("cohere2", _zero(2), {"loss_chunk": 10}),
     _case("smollm3", _FSDP, _BY_TWO),
@@ -88,7 +89,7 @@ CASES: Final = (
     _case("mixtral", _FSDP, {"precision": "bf16"}),
     _case("falcon_h1", _zero(1), {"precision": "bf16"}),
     _case("phi3", _FSDP, _FP8),
-    _case("qwen3_moe", _FSDP, _FULL, _FP8),
+    _case("qwen3_moe", _FSDP, _SELECTIVE, _FP8),
     *(_case(USERS, each) for each in (_DDP, _FSDP, _zero(2))),
     _case(USERS, _zero(3), _FULL),
 )
@@ -102,7 +103,7 @@ GIVEN: Final = (
 ADAPTED: Final = (
     _case("gemma2", _FSDP, {"lora_rank": 4, "lora_targets": "all"}),
     _case("mixtral", _zero(3), {"lora_rank": 4, "lora_targets": "o_proj,k_proj"}),
-    _case("gpt_neox", _DDP, {"lora_rank": 4}),
+    _case("gpt_neox", _DDP, {"lora_rank": 4}, _SELECTIVE),
     _case("olmo2-64", _zero(3), {"lora_rank": 4, "quantize_base": "nf4"}),
     _case("olmo2-64", _FSDP, {"lora_rank": 4, "quantize_base": "int8"}),
 )

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from launcher.model.attention.dense import eager
 from launcher.model.attention.kernel import dense_mask
-from launcher.model.config import ModelConfig
-from launcher.model.recompute import selective_contexts
+from launcher.model.recompute import AllProducts, selective_contexts
 from launcher.parallel.context.ring import ring
 from launcher.parallel.groups import ContextGroup
 from launcher.parallel.mesh import ContextRank
@@ -30,17 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCES = {"fp32": 1e-5, "bf16": 2e-2}
 CONTEXTS: dict[str, Any] = {
     "all": noop_context_fn,
-    "all but kernels": partial(
-        selective_contexts,
-        ModelConfig(
-            vocab_size=64,
-            context=96,
-            layers=1,
-            heads=4,
-            d_model=64,
-            activation_checkpointing="selective",
-        ),
-    ),
+    "all but kernels": partial(selective_contexts, partial(AllProducts, None)),
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
+from launcher.model.checkpointing import NAMES
 from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.optim.registry import OPTIMIZERS
@@ -16,9 +17,7 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
     if not isinstance(model, ForeignConfig):
         return
     sharding, chosen = config.sharding, model.activation_checkpointing
-    whole = model.checkpointing.budget_bytes is None and {"none", "full"}.issuperset(
-        model.checkpointing.blocks(model.layers)
-    )
+    budget = model.checkpointing.budget_bytes is not None
     flags = {
         f"--tensor-parallel {sharding.tensor_parallel}": sharding.tensor_parallel > 1,
         f"--optimizer {config.optim.optimizer}": not OPTIMIZERS[config.optim.optimizer].elementwise,
@@ -27,10 +26,10 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
     for flag, given in flags.items():
         if given:
             yield f"{flag} {_KNOWS_OURS}, and {_computed_by(model)}: leave it out"
-    if not whole:
+    if budget or not set(NAMES).issuperset(model.checkpointing.blocks(model.layers)):
         yield (
             f"--activation-checkpointing {chosen} {_KNOWS_OURS}, and {_computed_by(model)}: use "
-            "full, or every=2 for every second block"
+            "selective, full, or every=2 for every second block"
         )
 
 

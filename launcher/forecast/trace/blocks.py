@@ -262,7 +262,8 @@ def _relative(other: Place, template: Place, instance: Place, traced: Sequence[i
 
 
 def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
-    """Return what each block has saved: allocated in its forward, freed in its own backward."""
+    """Return what each block has saved: the first that is allocated in its forward and freed in its
+    own backward. A norm without parameters behind the last block is recorded in that, too."""
     freed: dict[Key, int] = {
         event.key: place.layer
         for place, events in trace.backward
@@ -272,7 +273,7 @@ def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
     return {
         place.layer: event
         for place, events in trace.forward
-        for event in events
+        for event in reversed(events)
         if isinstance(event, Allocated)
         and place.part == "block"
         and freed.get(event.key) == place.layer

@@ -78,9 +78,12 @@ def test_what_is_kept_is_what_compiled_code_keeps(
         assert kept_bytes < planned_of_blocks(model)
 
 
-def test_compiled_blocks_of_transformers_keep_what_is_planned_and_lose_nothing() -> None:
+@pytest.mark.parametrize(("name", "checkpointing"), [("gemma2", "none"), ("phi3", "selective")])
+def test_compiled_blocks_of_transformers_keep_what_is_planned_and_lose_nothing(
+    name: str, checkpointing: str
+) -> None:
     """One graph for both blocks."""
-    model = foreign_config(ARCHITECTURES["phi3"])
+    model = foreign_config(ARCHITECTURES[name], activation_checkpointing=checkpointing)
     with torch.device("meta"):
         decoder = new_decoder(model)
     value = partial(initial_value, config=model, seed=0, device="cpu")

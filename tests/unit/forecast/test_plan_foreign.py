@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_architectures import ARCHITECTURES
+from tiny_architectures import ARCHITECTURES, MORE
 
 from launcher.forecast.trace import blocks, micro_batches
 from launcher.forecast.trace.events import Allocated, Compute, Freed, MicroBatch, Place
@@ -68,6 +68,29 @@ def test_products_of_experts_are_those_of_the_tokens_sent_to_them(compute: Compu
     forward, backward = (two - one for one, two in zip(flops(1), flops(2), strict=True))
     expert = 2 * 3 * 32 * 48  # layers x matrices x width x width of an expert
     assert (forward, backward) == (2 * 80 * expert, 4 * 80 * expert)
+
+
+def test_only_experts_are_computed_again_where_products_are_kept() -> None:
+    def backward_flops(name: str, mode: str) -> float:
+        model = foreign_config(ARCHITECTURES[name], activation_checkpointing=mode)
+        return blocks.pass_work(model, ON_GPU, micro_batch=2, seq_len=40)[1].matmul_flops
+
+    for name, experts in (("phi3", 0), ("olmoe", 2 * 2 * 80 * 2 * 3 * 32 * 48)):
+        plain, selective, full = (backward_flops(name, m) for m in ("none", "selective", "full"))
+        assert selective - plain == experts
+        assert full > selective
+
+
+@pytest.mark.parametrize("name", ["gemma2", "olmo", "mamba2"])
+def test_block_inputs_are_on_the_host_where_they_are_offloaded(name: str) -> None:
+    fields = {**ARCHITECTURES, **MORE}[name]
+    model = foreign_config(fields, activation_checkpointing="offload")
+    trace = blocks.on_host(blocks.trace_micro_batch(model, ON_GPU, micro_batch=2, seq_len=64))
+    events = [event for _, events in trace.forward for event in events]
+    away = [e.size_bytes for e in events if isinstance(e, Allocated) and e.where == "host"]
+    rows_bytes = 2 * 64 * 32 * 2
+    later = 2 * rows_bytes if name == "mamba2" else rows_bytes  # whose residuals are in fp32
+    assert away == [rows_bytes, later]
 
 
 def test_products_in_fp8_are_those_of_linear_layers_alone() -> None:

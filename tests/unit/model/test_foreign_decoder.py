@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from launcher.model.linears import fp8_linears
 from launcher.model.lora_config import Lora
 from launcher.model.loss import linear_cross_entropy
 from launcher.model.parts import parts_of
+from launcher.model.recompute import AllProducts, recomputed
 from launcher.strategies.build_inputs import _to_fp8, materialize_whole
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError
@@ -221,8 +223,10 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
     [
         ({"tensor_parallel": 2}, "--tensor-parallel 2 knows shardscale's own decoder only"),
         ({"optimizer": "muon"}, "--optimizer muon knows"),
-        ({"activation_checkpointing": "selective"}, "use full"),
-        ({"activation_checkpointing": "budget=1GiB"}, "use full"),
+        ({"activation_checkpointing": "keep=qkv"}, "keep=qkv knows .* use selective, full"),
+        ({"activation_checkpointing": "keep=qkv:1/full:1"}, "use selective, full"),
+        ({"activation_checkpointing": "budget=1GiB"}, "use selective, full"),
+        ({"activation_checkpointing": "offload"}, "no effect on a CPU: use full"),
         ({"lora_rank": 40, "random_base": True}, "--lora-rank 40 is more than the 16 rows"),
         ({"lora_rank": 4, "lora_targets": "fc1"}, "no fc1: give all, .* q_proj, k_proj"),
         ({"lora_rank": 4, "quantize_base": "nf4", "random_base": True}, "the rows of q_proj have"),
@@ -239,6 +243,50 @@ def test_what_only_our_own_decoder_does_is_refused_by_name(
 ) -> None:
     with pytest.raises(UserError, match=says):
         resolved(written(tmp_path, "gemma2"), **changes)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(ARCHITECTURES[name] for name in ("gemma2", "mixtral", "falcon_h1")),
+        {**ARCHITECTURES["opt"], "dropout": 0.2, "attention_dropout": 0.2},
+    ],
+    ids=lambda fields: str(fields["model_type"]),
+)
+def test_no_gradient_depends_on_what_is_recomputed(fields: Mapping[str, Any]) -> None:
+    tokens = torch.randint(260, (2, 17))
+    found = {}
+    for mode in ("none", "selective", "full", "offload", "selective:1/full:1"):
+        module = built(foreign_config(fields, activation_checkpointing=mode))
+        torch.manual_seed(1)
+        loss = module(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        found[mode] = [loss.detach(), *(p.grad for p in module.parameters())]
+    plain = found.pop("none")
+    for mode, others in found.items():
+        torch.testing.assert_close(others, plain, msg=lambda text: f"{mode}: {text}")  # noqa: B023
+
+
+def test_a_kept_product_that_is_changed_in_place_is_not_changed_again() -> None:
+    """DeepSpeed's linear layers add their bias to a product so."""
+    weight, bias = torch.randn(8, 8), torch.randn(8)
+
+    def square(x: Tensor) -> Tensor:
+        product = x @ weight
+        product += bias
+        return product * product
+
+    x = torch.randn(4, 8, requires_grad=True)
+    kept = recomputed("selective", partial(AllProducts, None), square, x)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in (kept, square(x))))
+
+
+def test_attention_that_draws_numbers_is_computed_again() -> None:
+    op, heads = torch.ops.aten._scaled_dot_product_flash_attention.default, 3 * (torch.ones(1),)
+    products = AllProducts(None)
+    assert products.keeps(op, heads)
+    assert products.keeps(op, (*heads, 0.0, True))
+    assert not products.keeps(op, (*heads, 0.1, True))
 
 
 JETMOE: Mapping[str, Any] = {
