@@ -47,7 +47,9 @@ class Adafactor(torch.optim.Adafactor):
         if "variance" in state:
             estimate = state["variance"].clone()
         else:
-            row_mean = _replicated(state["row_var"].sum(-2, keepdim=True) / parameter.shape[-2])
+            row_mean = state["row_var"].sum(-2, keepdim=True) / parameter.shape[-2]
+            if parameter.dim() == 2:
+                row_mean = _replicated(row_mean)
             estimate = state["row_var"] @ state["col_var"] / row_mean.clamp(min=smallest)
         update = estimate.clamp_(min=smallest**2).rsqrt_().mul_(gradient)
         rate = min(group["lr"], step**-0.5) * _rms(parameter).clamp(min=smallest_rms)
@@ -56,13 +58,19 @@ class Adafactor(torch.optim.Adafactor):
         parameter.sub_(update * rate)
 
 
+def _is_factored(shape: Sequence[int]) -> bool:
+    return len(shape) >= 2 and min(shape[-2:]) > 1  # the factors of one row are that row
+
+
 def _means(square: Tensor) -> dict[str, Tensor]:
-    # Sums first: ranks hold different numbers of rows.
-    if square.dim() < 2:
+    if not _is_factored(square.shape):
         return {"variance": square}
+    # Sums first: ranks hold different numbers of rows.
+    columns = square.sum(-2, keepdim=True) / square.shape[-2]
     return {
         "row_var": square.sum(-1, keepdim=True) / square.shape[-1],
-        "col_var": _replicated(square.sum(-2, keepdim=True) / square.shape[-2]),
+        # Of matrices that are one parameter, a rank has whole ones.
+        "col_var": _replicated(columns) if square.dim() == 2 else columns,
     }
 
 
@@ -101,7 +109,7 @@ def _costs(_: str, shape: Sequence[int], __: OptimChoice, ___: str) -> Optimizer
 
 
 def _states(_: str, shape: Sequence[int]) -> tuple[str, ...]:
-    return ("row_var", "col_var") if len(shape) >= 2 else ("variance",)
+    return ("row_var", "col_var") if _is_factored(shape) else ("variance",)
 
 
 ENTRY = OptimizerEntry(

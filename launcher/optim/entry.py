@@ -126,8 +126,10 @@ class WithAdamW(torch.optim.Optimizer):
 
 
 def is_hidden(name: str, shape: Sequence[int]) -> bool:
-    """Return whether a parameter is a matrix of a block."""
-    return block_of(name) is not None and len(shape) == 2
+    """Return whether a parameter is a matrix of a block: no table of scalars, as one bias for each
+    expert is, nor matrices that are one parameter together, as those of experts are."""
+    matrix = name.rpartition(".")[2] in ("weight", "lora_a", "lora_b")
+    return matrix and block_of(name) is not None and len(shape) == 2 and min(shape) > 1
 
 
 def with_adamw(new_hidden: Callable[[Groups, OptimChoice], torch.optim.Optimizer]) -> Build:

@@ -2,8 +2,8 @@
 
     torchrun --nproc 2 foreign_rank.py FOLDER CASE...
 
-Beside each case goes what it is held against: transformers and torch's AdamW in a plain loop, of
-one process, from the same weights and over the same micro-batches.
+Beside each case goes what it is held against: transformers and torch's AdamW, or the optimizer that
+the case has, in a plain loop of one process, from the same weights and over the same micro-batches.
 """
 
 import copy
@@ -52,6 +52,7 @@ from launcher.model.foreign.adapters import linears
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.linears import dequantize, quantize
 from launcher.optim.entry import parameter_groups
+from launcher.optim.registry import build_optimizer
 from launcher.parallel.world import World
 from launcher.run.provenance import base_of
 from launcher.run.saves import run_entries
@@ -65,12 +66,13 @@ from launcher.util.flags import as_flags
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     **ARCHITECTURES,
     **WIDE,
-    "olmo3": MORE["olmo3"],
+    **{name: MORE[name] for name in ("olmo3", "qwen2_moe", "ernie4_5")},
     USERS: {"vocab_size": 260, "context": 64, "layers": 2, "d_model": 64},
 }
 
 
-_KEPT = ("lora", "quantize", "document", "global_batch")
+_OPTIMIZER = ("optimizer", "lr")  # of either
+_KEPT = ("lora", "quantize", "document", "global_batch", *_OPTIMIZER)
 """Begins of the names of changes that one process makes, too."""
 HALF = STEPS // 2
 _STEADY = ("second", "third")
@@ -338,7 +340,8 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     changes: dict[str, Any] = {"strategy": "ddp", "global_batch": 4 * case.accumulation}
-    changes |= {n: value for n, value in case.changes.items() if n.startswith("document")}
+    of_case = ("document", *_OPTIMIZER)
+    changes |= {n: value for n, value in case.changes.items() if n.startswith(of_case)}
     two = replace(World(rank=0, local_rank=0, size=2, local_size=2, device=torch.device("cpu")))
     resolved, corpus = run_of(Case(architecture=case.architecture, changes=changes), two)
     model: Any
@@ -355,9 +358,12 @@ def plainly(case: Case, folder: Path | None = None) -> dict[str, Any]:
     if "lora_rank" in case.changes:
         model = with_peft(model, case)
     model.train()
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, BASE["weight_decay"]), lr=BASE["lr"], betas=(0.9, 0.95), eps=1e-8
+    groups = parameter_groups(model, BASE["weight_decay"])
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        groups, lr=BASE["lr"], betas=(0.9, 0.95), eps=1e-8
     )
+    if "optimizer" in changes:  # of one process, whose matrices are whole
+        optimizer = build_optimizer(model, resolved.config.optim)
     batches = GlobalBatches(
         corpus.train,
         seq_len=resolved.seq_len,

@@ -5,6 +5,7 @@ from typing import Final
 
 from launcher.config.graphs_choice import untested_with_graphs
 from launcher.config.rules import Rule, Setting
+from launcher.model.config import ModelConfig
 from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.registry import OPTIMIZERS, moments_type
@@ -43,12 +44,24 @@ def apollo_rank(setting: Setting) -> Iterator[str]:
         return
     from launcher.optim.apollo import rank_of
 
-    rank, columns = rank_of(optim), min(model.d_model, model.attention_dim, model.ffn_dim)
+    rank, columns = rank_of(optim), _fewest_columns(model)
     if rank > columns:
         yield (
             f"--apollo-rank {rank} is more than the {columns} columns of this model's narrowest "
             f"matrix: use at most {columns}, or --optimizer adamw"
         )
+
+
+def _fewest_columns(model: ModelConfig) -> int:
+    """Columns of the narrowest matrix of a block."""
+    if not isinstance(model, ForeignConfig):
+        return min(model.d_model, model.attention_dim, model.ffn_dim)
+    from launcher.model.foreign.decoder import skeleton
+    from launcher.optim.entry import is_hidden
+
+    named = skeleton(model.document, model.attention).named_parameters()
+    columns: list[int] = [p.shape[1] for name, p in named if is_hidden(name, p.shape)]
+    return min(columns)
 
 
 def moments(setting: Setting) -> Iterator[str]:

@@ -8,7 +8,6 @@ from launcher.config.rules import Rule, Setting
 from launcher.model.checkpointing import NAMES
 from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import USERS, ForeignConfig
-from launcher.optim.registry import OPTIMIZERS
 
 
 def own_decoder_only(setting: Setting) -> Iterator[str]:
@@ -20,7 +19,6 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
     budget = model.checkpointing.budget_bytes is not None
     flags = {
         f"--tensor-parallel {sharding.tensor_parallel}": sharding.tensor_parallel > 1,
-        f"--optimizer {config.optim.optimizer}": not OPTIMIZERS[config.optim.optimizer].elementwise,
         sharding.flags_to("nvme"): bool(sharding.flags_to("nvme")),
     }
     for flag, given in flags.items():

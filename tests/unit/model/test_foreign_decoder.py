@@ -31,6 +31,8 @@ from launcher.model.lora_config import Lora
 from launcher.model.loss import linear_cross_entropy
 from launcher.model.parts import parts_of
 from launcher.model.recompute import AllProducts, recomputed
+from launcher.optim.choice import OptimChoice
+from launcher.optim.registry import states_of
 from launcher.strategies.build_inputs import _to_fp8, materialize_whole
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError
@@ -222,7 +224,8 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
     ("changes", "says"),
     [
         ({"tensor_parallel": 2}, "--tensor-parallel 2 knows shardscale's own decoder only"),
-        ({"optimizer": "muon"}, "--optimizer muon knows"),
+        ({"optimizer": "muon", "strategy": "zero", "zero": 2}, "muon updates whole matrices"),
+        ({"optimizer": "apollo"}, "--apollo-rank 64 is more than the 32 columns"),
         ({"activation_checkpointing": "keep=qkv"}, "keep=qkv knows .* use selective, full"),
         ({"activation_checkpointing": "keep=qkv:1/full:1"}, "use selective, full"),
         ({"activation_checkpointing": "budget=1GiB"}, "use selective, full"),
@@ -287,6 +290,20 @@ def test_attention_that_draws_numbers_is_computed_again() -> None:
     assert products.keeps(op, heads)
     assert products.keeps(op, (*heads, 0.0, True))
     assert not products.keeps(op, (*heads, 0.1, True))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt_oss", {"q_proj", "k_proj", "v_proj", "o_proj", "router"}),  # no biases of experts
+        ("mamba", {"in_proj", "x_proj", "dt_proj", "out_proj"}),  # no A_log
+    ],
+)
+def test_matrices_of_blocks_are_those_of_products(name: str, expected: set[str]) -> None:
+    config = foreign_config({**ARCHITECTURES, **MORE}[name])
+    muon = OptimChoice(optimizer="muon")
+    kept = {n: states_of(muon, n, shape) for n, shape in trained_shapes(config).items()}
+    assert {n.split(".")[-2] for n, states in kept.items() if len(states) == 1} == expected
 
 
 JETMOE: Mapping[str, Any] = {

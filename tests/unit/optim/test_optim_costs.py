@@ -63,9 +63,9 @@ class Layers(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        hidden = {"wide": (256, 1024), "tall": (1024, 256)}
+        hidden = [(256, 1024), (1024, 256)]
         self.blocks = nn.ModuleList(
-            [nn.ParameterDict({name: torch.randn(of, dtype=dtype) for name, of in hidden.items()})]
+            nn.Linear(columns, rows, bias=False, dtype=dtype) for rows, columns in hidden
         )
         self.embedding = nn.Parameter(torch.randn(512, 1024, dtype=dtype))
         self.bias = nn.Parameter(torch.randn(2**18, dtype=dtype))
