@@ -1,7 +1,7 @@
 """Try each architecture of transformers that the tests know, and ten and more besides: train, plan,
 generate, export, shard by tensor and by sequence, LoRA. docs_pages.py makes the table of it.
 
-What is accepted by sequence has its loss and gradients computed over halves of sequences, too.
+What is accepted by tensor or sequence has its loss and gradients computed over two shards, too.
 
     python bench/architectures.py [NAME...]
 """
@@ -15,17 +15,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runs import ROOT
 
 sys.path.append(str(ROOT / "tests"))
-from sequence_threads import require_parity
+from rank_threads import require_matrix_parity, require_sequence_parity
 from tiny_architectures import ARCHITECTURES, MORE
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.reading import foreign_config
 from launcher.util.errors import UserError
 
@@ -41,9 +43,7 @@ ON_TWO: Mapping[str, Mapping[str, Any]] = {
 ALONE: Mapping[str, Any] = {
     **{"output_router_logits": False, "attention_dropout": 0.0, "residual_dropout": 0.0}
 }
-"""Fields with which halves of a sequence can be held against the whole."""
-EXPLAINED = ("trains", "plans", "generates", "exports", "sequence", "LoRA")
-"""Columns whose failures are named below the table; none is sharded by tensor."""
+"""Fields with which shards can be held against the whole."""
 COLUMNS = ("trains", "plans", "generates", "exports", *ON_TWO)
 
 
@@ -107,6 +107,14 @@ def refused(model: Path) -> dict[str, str | None]:
     return found
 
 
+def parity(require: Callable[[ForeignConfig], None], fields: Mapping[str, Any]) -> None:
+    """Hold two ranks of an architecture against one."""
+    import torch
+
+    torch.set_num_threads(1)  # a fork makes its pool anew: before the threads of two ranks ask
+    require(foreign_config({**fields, **ALONE}))
+
+
 def tried(fields: Mapping[str, Any], folder: Path) -> dict[str, str | None]:
     """Column -> None, or why it does not work."""
     model, run, out = folder / "model", folder / "run", folder / "export"
@@ -134,10 +142,12 @@ def tried(fields: Mapping[str, Any], folder: Path) -> dict[str, str | None]:
             found["exports"] = in_fork(lambda: loads(out), log)
     (model / "config.json").write_text(json.dumps({**fields, **ALONE}))
     found |= refused(model)
-    if found["sequence"] is None:
-        found["sequence"] = in_fork(
-            lambda: require_parity(foreign_config({**fields, **ALONE})), log
-        )
+    for column, require in (
+        ("tensor", require_matrix_parity),
+        ("sequence", require_sequence_parity),
+    ):
+        if found[column] is None:
+            found[column] = in_fork(partial(parity, require, fields), log)
     return {
         name: None if why is None else why.replace(str(folder), "") for name, why in found.items()
     }
@@ -151,7 +161,7 @@ def table(_: Sequence[str]) -> str:
     for name, found in sorted(results.items()):
         cells = ["✓" if found.get(column, "") is None else "✗" for column in COLUMNS]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
-        for why in dict.fromkeys(filter(None, map(found.get, EXPLAINED))):
+        for why in dict.fromkeys(filter(None, map(found.get, COLUMNS))):
             short = re.sub(
                 r"\w+ForCausalLM of transformers|\w+LMHeadModel of transformers", "it", why
             )

@@ -81,7 +81,7 @@ def linear_cross_entropy(
         how = {"fused": fused, "on_host": device_type == "cpu" and not fused}
         chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, **how)
     if chunk_rows == 0:
-        logits, _ = _capped(F.linear(hidden, weight).float(), softcap)
+        logits, _ = capped(F.linear(hidden, weight).float(), softcap)
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
         return total / _valid_count(targets)
     training = torch.is_grad_enabled()
@@ -89,7 +89,7 @@ def linear_cross_entropy(
     return loss
 
 
-def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
+def capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | None]:
     """Return bounded logits and the tanh, in the memory of `logits`, that bounds them; None without
     a bound."""
     if softcap is None:
@@ -98,7 +98,7 @@ def _capped(logits: Tensor, softcap: float | None) -> tuple[Tensor, Tensor | Non
     return softcap * bounded, bounded
 
 
-def _through_cap_(grad: Tensor, bounded: Tensor | None) -> None:
+def through_cap_(grad: Tensor, bounded: Tensor | None) -> None:
     """Multiply gradients of bounded logits by the derivative of the bound; `bounded` is used up."""
     if bounded is not None:
         grad.mul_(bounded.square_().neg_().add_(1))
@@ -190,7 +190,7 @@ def _chunk(
     grad_weight: Tensor | None,
 ) -> Tensor:
     """Losses [r] of one chunk; fills grad_hidden [r, d] and adds to grad_weight [V, d]."""
-    logits, bounded = _capped(F.linear(hidden, weight), softcap)
+    logits, bounded = capped(F.linear(hidden, weight), softcap)
     log_p = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
     ignored = targets == IGNORE_INDEX
     target_index = targets.masked_fill(ignored, 0)[:, None]
@@ -198,7 +198,7 @@ def _chunk(
     if grad_hidden is not None or grad_weight is not None:
         # d loss / d logits = softmax - one_hot(target), in the memory of log_p.
         grad_logits = log_p.exp_().scatter_(1, target_index, target_log_p.expm1())
-        _through_cap_(grad_logits, bounded)
+        through_cap_(grad_logits, bounded)
         grad_logits = grad_logits.to(hidden.dtype)
         # Ignored rows are cleared on the [r, d] side, V/d times less memory than [r, V].
         if grad_hidden is not None:
@@ -224,10 +224,10 @@ def _fused_chunk(
 ) -> Tensor:
     """Like `_chunk`, with a padded weight; the logits turn into their gradients."""
     training = grad_hidden is not None or grad_weight is not None
-    logits, bounded = _capped(F.linear(hidden, weight), softcap)
+    logits, bounded = capped(F.linear(hidden, weight), softcap)
     losses: Tensor = softmax_gradient_(logits, targets, vocab_size, IGNORE_INDEX, training)
     if training:
-        _through_cap_(logits, bounded)
+        through_cap_(logits, bounded)
     if grad_hidden is not None:
         torch.mm(logits, weight, out=grad_hidden)
     if grad_weight is not None:

@@ -14,6 +14,7 @@ from launcher.config.transformers_config import (
 )
 from launcher.model import config as shapes
 from launcher.model.checkpointing import parse
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import MOST_RANK, TARGETS, Lora
 from launcher.model.sizes import CUSTOM, known_name, named
 from launcher.util.errors import UserError
@@ -215,6 +216,10 @@ def adapter_flags(lora: Lora | None) -> dict[str, Any]:
 def part_of(model: shapes.ModelConfig, ranks: int, index: int = -1) -> shapes.ModelConfig:
     """Return the model that rank `index` of `ranks` tensor-parallel ranks computes: its heads,
     width and vocabulary. It holds fewer positions too, which a model config cannot express."""
+    if isinstance(model, ForeignConfig):
+        from launcher.model.foreign.matrices import with_part
+
+        return with_part(model, (index % ranks, ranks))
     begin, end = even_part(model.vocab_size, index % ranks, ranks)
     return dataclasses.replace(
         model,

@@ -11,9 +11,9 @@ from launcher.config.resolve import Resolved
 from launcher.config.sharding import ShardingChoice
 from launcher.forecast.dimensions import sequence_transfers, tensor_transfers
 from launcher.forecast.machine import Machine, Rate
+from launcher.forecast.predict import block_input_bytes
 from launcher.forecast.strategies import forecast_of
 from launcher.forecast.traffic import Collective, Transfer, Wire
-from launcher.strategies import strategy_of
 from launcher.util.errors import UserError
 
 PARTS: Final = ("forward", "backward", "last_backward", "step")
@@ -142,9 +142,7 @@ def timed(
     parts = {name: getattr(found, name) for name in PARTS}
     if resolved.model.activation_checkpointing == "offload":
         # Block inputs, beside other blocks' work (model/offload.py).
-        rows = config.data.micro_batch * resolved.local_seq_len / config.sharding.tensor_parallel
-        element = strategy_of(config).dtypes(config).computed.itemsize
-        size_bytes = resolved.model.layers * element * rows * resolved.model.d_model
+        size_bytes = resolved.model.layers * block_input_bytes(resolved)
         parts["forward"] += (Transfer(kind="to_host", size_bytes=size_bytes),)
         parts["backward"] += (Transfer(kind="to_device", size_bytes=size_bytes),)
     moves = {

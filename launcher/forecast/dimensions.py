@@ -3,11 +3,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.traffic import Collective, Transfer
+from launcher.forecast.work import passes_work
 from launcher.model.checkpointing import LINEARS, kept_products
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.optim.dtypes import dtypes
 from launcher.strategies import strategy_of
@@ -67,6 +70,8 @@ def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
     config, model, ranks = resolved.config, resolved.model, resolved.config.sharding.tensor_parallel
     if ranks == 1:
         return {}
+    if isinstance(model, ForeignConfig):
+        return _recorded(resolved)
     rows = config.data.micro_batch * resolved.local_seq_len
     types = strategy_of(config).dtypes(config)
     # Under autocast tables are looked up in what is stored, and nothing casts what is found.
@@ -100,6 +105,17 @@ def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
         for kind, times, pieces in _repeated(model, word, tiles, rows // ranks)
     ]
     return {"forward": forward, "backward": backward}
+
+
+def _recorded(resolved: Resolved) -> dict[str, list[Transfer]]:
+    """Return what ranks of a matrix have been seen to send in a recording."""
+    return {
+        part: [
+            Transfer(kind=cast(Collective, kind), **sent._asdict(), hideable=False)
+            for kind, sent in work.sent.items()
+        ]
+        for part, work in zip(("forward", "backward"), passes_work(resolved), strict=True)
+    }
 
 
 def _loss_chunks(resolved: Resolved, rows: int) -> int:

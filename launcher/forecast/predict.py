@@ -21,6 +21,7 @@ from launcher.forecast.trace.events import (
     Tuned,
 )
 from launcher.forecast.trace.shortened import Seen, Shortened, shortened
+from launcher.forecast.trace.template import local_rows
 from launcher.measure.hardware import Gpu
 from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of
@@ -151,7 +152,8 @@ def _least_kept_bytes(resolved: Resolved) -> int:
 def block_input_bytes(resolved: Resolved) -> int:
     """Return the bytes of a block's input, of one micro-batch."""
     config = resolved.config
-    rows = config.data.micro_batch * resolved.local_seq_len // config.sharding.tensor_parallel
+    rows = config.data.micro_batch * resolved.local_seq_len
+    rows = local_rows(resolved.model, rows, config.sharding.tensor_parallel)
     element_bytes = strategy_of(config).dtypes(config).computed.itemsize
     return rows * resolved.own_model.d_model * element_bytes
 

@@ -88,9 +88,13 @@ class ModelParallel:
         if self.tensor is None and self.context is None:
             return new_decoder(config)
         if isinstance(config, ForeignConfig):
+            if self.tensor is not None:
+                from launcher.parallel.tensor.foreign import LocalMatrixDecoder
+
+                assert self.context is None
+                return LocalMatrixDecoder(config, self.tensor)
             from launcher.parallel.context.foreign import LocalSequenceDecoder
 
-            assert self.tensor is None
             assert self.context is not None
             return LocalSequenceDecoder(config, self.context)
         own = config

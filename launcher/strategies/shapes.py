@@ -39,8 +39,13 @@ def shapes_of_one_block(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]
 
 
 def foreign_shapes(model: ForeignConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every parameter of a decoder of transformers, likewise."""
-    return [(name, tuple(p.shape)) for name, p in _on_meta(model).named_parameters()]
+    """(name, shape) of every parameter of a decoder of transformers, or of its shard, likewise."""
+    named = [(name, tuple(p.shape)) for name, p in _on_meta(model).named_parameters()]
+    if (part := model.part) is None:
+        return named
+    from launcher.model.foreign.matrices import local_shape
+
+    return [(name, local_shape(name, shape, model, part)) for name, shape in named]
 
 
 @cache

@@ -7,6 +7,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final
 
 from torch import nn
@@ -75,7 +76,11 @@ def _obstacles(config: ForeignConfig) -> Iterator[str]:
 
 def _calls(module: nn.Module) -> list[ast.Call]:
     """Return where the forward of a module calls an attention function."""
-    forward = type(module).forward
+    return _calls_in(type(module).forward)
+
+
+@cache
+def _calls_in(forward: Any) -> list[ast.Call]:
     if _CALLED not in forward.__code__.co_varnames:
         return []
     nodes = ast.walk(_tree(forward))

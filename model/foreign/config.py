@@ -52,6 +52,8 @@ class ForeignConfig(ModelConfig):
     """Factor of the router's auxiliary loss; 0 where the config asks for none."""
     idle_parameters: int = 0
     """Those of experts that a token is not sent to."""
+    part: tuple[int, int] | None = None
+    """Index of a shard of its matrices and how many there are; None for the whole of them."""
     code: str = ""
     """Hash of a user's source files, so that no prediction of older ones is taken for its own."""
 

@@ -32,10 +32,12 @@ class ForeignDecoder(nn.Module):
     them, and their type: no move, cast or `to_empty` of the parameters touches them.
     """
 
-    def __init__(self, config: ForeignConfig) -> None:
+    def __init__(self, config: ForeignConfig, causal: Any = None) -> None:
         super().__init__()
         self.config = config
-        self.causal = new_causal(config.document, config.attention)
+        if causal is None:
+            causal = new_causal(config.document, config.attention)
+        self.causal = causal
         whole = skeleton(config.document, config.attention)
         for name, buffer in whole.named_buffers():
             owner, _, own_name = name.rpartition(".")

@@ -89,9 +89,7 @@ class ForeignHead(nn.Module):
     owns the weight: FSDP and ZeRO-3 gather it for that.
     """
 
-    def __init__(
-        self, linear: nn.Linear, function: LogitFunction, *, chunk_rows: int | None
-    ) -> None:
+    def __init__(self, linear: Any, function: LogitFunction, *, chunk_rows: int | None) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         self.function, self.chunk_rows = function, chunk_rows
@@ -106,6 +104,10 @@ class ForeignHead(nn.Module):
         if self.bias is not None:  # a further column, over a further input of 1
             rows = torch.cat([rows, rows.new_full((rows.size(0), 1), self.function.scale)], dim=1)
             weight = torch.cat([weight, self.bias[:, None]], dim=1)
+        return self.loss(rows, weight, targets)
+
+    def loss(self, rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of rows [B*T, d] under a head's weight, of targets [B, T]."""
         return linear_cross_entropy(
             rows,
             weight,

@@ -18,10 +18,13 @@ _SELECTIVE: Final = {"activation_checkpointing": "selective"}
 _FP8: Final = {"precision": "fp8"}
 _BY_TWO: Final = {"global_batch": 8}
 _SEQUENCES: Final = {"context_parallel": 2}
+_MATRICES: Final = {"strategy": "single", "tensor_parallel": 2}
 _GRAD_OP: Final = {"strategy": "fsdp", "reshard_after_forward": False}
 _FSDP: Final = {"strategy": "fsdp"}
 _DDP: Final = {"strategy": "ddp"}
-_OF_STRATEGY: Final = ("strategy", "zero", "reshard_after_forward", "context_parallel")
+_OF_STRATEGY: Final = (
+    *("strategy", "zero", "reshard_after_forward", "context_parallel", "tensor_parallel"),
+)
 
 
 def _zero(stage: int) -> dict[str, Any]:
@@ -68,11 +71,11 @@ def _case(architecture: str, *changes: Mapping[str, Any]) -> Case:
 CASES: Final = (
     _case("gemma2", _FSDP),
     _case("gemma3_text", _zero(3), _SEQUENCES),
-    _case("phi3", _DDP, _FULL),
+    _case("phi3", _MATRICES, _FULL),
     _case("olmo2", _zero(2), _BY_TWO, _SEQUENCES),
     _case("granite", _FSDP, _SELECTIVE, _SEQUENCES),
     _case("falcon_h1", _DDP),
-    _case("gpt_neox", _zero(1)),
+    _case("gpt_neox", _MATRICES, _SELECTIVE),
     _case("opt", _zero(3), _SELECTIVE),
     _case("stablelm", _GRAD_OP),
     _case("cohere2", _zero(2), {"loss_chunk": 10}),
@@ -87,7 +90,7 @@ CASES: Final = (
     _case("olmoe", _zero(1), _BY_TWO),
     _case("gpt_oss", _zero(2)),
     _case("olmo3", _FSDP, {"document_attention": True}),
-    _case("phi", _FSDP, {"loss_chunk": 10}),
+    _case("phi", _MATRICES, {"loss_chunk": 10}),
     _case("gemma2", _zero(3), {"precision": "bf16"}),
     _case("mixtral", _FSDP, {"precision": "bf16"}),
     _case("falcon_h1", _zero(1), {"precision": "bf16"}),
@@ -113,7 +116,10 @@ ADAPTED: Final = (
     _case("olmo2-64", _FSDP, {"lora_rank": 4, "quantize_base": "int8"}),
 )
 """Adapters beside the weights of a folder."""
-_ELSEWHERE: Final = {"gemma2": _zero(3), "granite": _zero(2), "qwen3_moe": _zero(1)}
+_ELSEWHERE: Final = {
+    **{"gemma2": _MATRICES, "granite": _MATRICES, "qwen3": _MATRICES, "olmo2": _MATRICES},
+    **{"qwen3_moe": _zero(1), "gpt_neox": _zero(1)},
+}
 """Strategies that continue checkpoints, where neither FSDP nor DDP does."""
 RESUMED: Final = tuple(
     {case.architecture: case for case in CASES if case.tolerance == 2e-5}.values()

@@ -7,6 +7,7 @@ from launcher.config.rules import Rule, Setting
 from launcher.config.schema import AutoMicroBatch
 from launcher.config.sharding import ContextParallelMethod, ShardingChoice
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
 
@@ -40,6 +41,8 @@ def tensor_ranks(setting: Setting) -> Iterator[str]:
 def tensor_shapes(setting: Setting) -> Iterator[str]:
     """Reject heads and widths that cannot be divided evenly."""
     model, number = setting.model, setting.config.sharding.tensor_parallel
+    if isinstance(model, ForeignConfig):  # whose plan of matrices is asked
+        return
     flag = f"--tensor-parallel {number}"
     if model.heads % number or model.kv_head_count % number:
         most = [
@@ -73,6 +76,8 @@ def tensor_rows(setting: Setting) -> Iterator[str]:
             )
         return
     tokens = config.data.micro_batch * setting.local_seq_len
+    if isinstance(setting.model, ForeignConfig):  # each rank has all of them
+        return
     if tokens % number:
         yield (
             f"--tensor-parallel {number} gives each rank as many of a micro-batch's {tokens} "

@@ -17,13 +17,8 @@ def own_decoder_only(setting: Setting) -> Iterator[str]:
         return
     sharding, chosen = config.sharding, model.activation_checkpointing
     budget = model.checkpointing.budget_bytes is not None
-    flags = {
-        f"--tensor-parallel {sharding.tensor_parallel}": sharding.tensor_parallel > 1,
-        sharding.flags_to("nvme"): bool(sharding.flags_to("nvme")),
-    }
-    for flag, given in flags.items():
-        if given:
-            yield f"{flag} {_KNOWS_OURS}, and {_computed_by(model)}: leave it out"
+    if flags := sharding.flags_to("nvme"):
+        yield f"{flags} {_KNOWS_OURS}, and {_computed_by(model)}: leave it out"
     if budget or not set(NAMES).issuperset(model.checkpointing.blocks(model.layers)):
         yield (
             f"--activation-checkpointing {chosen} {_KNOWS_OURS}, and {_computed_by(model)}: use "
@@ -85,6 +80,28 @@ def rounded_linears(setting: Setting) -> Iterator[str]:
         )
 
 
+def tensor_parallel(setting: Setting) -> Iterator[str]:
+    """Reject --tensor-parallel where transformers plans no shards of matrices that compute the
+    same."""
+    model, config = setting.model, setting.config
+    number = config.sharding.tensor_parallel
+    if not isinstance(model, ForeignConfig) or number == 1:
+        return
+    from launcher.model.foreign.matrix_check import matrix_obstacle
+
+    flag = f"--tensor-parallel {number}"
+    if (reason := matrix_obstacle(model, number)) is not None:
+        yield (
+            f"{flag} shards matrices, and {model.computed_by} {reason}: leave it out, and shard "
+            "parameters by --strategy fsdp or --zero 3"
+        )
+    if config.sharding.context_parallel > 1:
+        yield (
+            f"{flag} with --context-parallel {config.sharding.context_parallel} {_KNOWS_OURS}, and "
+            f"{_computed_by(model)}: leave one out"
+        )
+
+
 def documents(setting: Setting) -> Iterator[str]:
     """Reject --document-attention where states or masks of a decoder go from one document to the
     next."""
@@ -111,5 +128,6 @@ def users_write_nothing(setting: Setting) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(own_decoder_only, context_parallel, rounded_linears, documents, users_write_nothing),
+    *(own_decoder_only, context_parallel, tensor_parallel, rounded_linears, documents),
+    users_write_nothing,
 )

@@ -23,6 +23,7 @@ from launcher.forecast.trace.template import (
     Template,
     filled,
     filled_work,
+    local_rows,
     loss_chunks,
     segment_work,
     template_of,
@@ -142,18 +143,18 @@ def _dimensions(
     if tiles := _tiles(model, rows, rank):
         found["tile"] = tile = model.mlp_tile or 0
         found["passed_over"] = (tiles - COMPUTED_TILES) * tile
-        found["last_tile"] = _local_rows(rows, rank) - (tiles - 1) * tile
+        found["last_tile"] = _local_rows(model, rows, rank) - (tiles - 1) * tile
     return found, chunked
 
 
 def _tiles(model: ModelConfig, rows: int, rank: ModelParallelRank) -> int:
     """Number of tiles of an MLP; 0 where it is whole."""
-    return -(-_local_rows(rows, rank) // model.mlp_tile) if model.mlp_tile else 0
+    return -(-_local_rows(model, rows, rank) // model.mlp_tile) if model.mlp_tile else 0
 
 
-def _local_rows(rows: int, rank: ModelParallelRank) -> int:
+def _local_rows(model: ModelConfig, rows: int, rank: ModelParallelRank) -> int:
     """Tokens that a rank's MLP computes at a time."""
-    return rows // (1 if rank.tensor is None else rank.tensor.size)
+    return local_rows(model, rows, 1 if rank.tensor is None else rank.tensor.size)
 
 
 def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRank) -> bool:
@@ -209,7 +210,7 @@ def _template(
     """
     micro_batch = _micro_batch(model, seq_len)
     primes, loss_chunk = {"micro_batch": micro_batch}, 0
-    rows, passed_rows = _local_rows(micro_batch * seq_len, rank), 0
+    rows, passed_rows = _local_rows(model, micro_batch * seq_len, rank), 0
     if chunked:
         primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, 3, above=micro_batch)
         loss_chunk = micro_batch * seq_len // rows * primes["chunk"]

@@ -28,6 +28,7 @@ from launcher.forecast.trace.fp8 import Compiled, round_linears
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import gpu_kernels, layer_norm
 from launcher.forecast.trace.repeats import few_repeats
+from launcher.forecast.trace.sends import recorded_groups
 from launcher.forecast.trace.trainers import as_other_trainers
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model.build import prepare
@@ -188,7 +189,7 @@ def record_trace(
     """
     recorder = Recorder(compute, partial_bytes)
     on_cpu = compute.device_type == "cpu"
-    model_parallel = ModelParallel.predicted(rank, device_type=compute.device_type)
+    model_parallel = recorded_groups(rank, compute, recorder.work)
     kernels = contextlib.nullcontext(model) if on_cpu else gpu_kernels(model, recorder.work)
     with FakeTensorMode() as fake, kernels as traced:
         module = _fake_decoder(model_parallel, traced, compute, fake)

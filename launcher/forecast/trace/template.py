@@ -22,6 +22,7 @@ from launcher.forecast.trace.events import (
 )
 from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.loss import automatic_chunk_rows
 from launcher.parallel.mesh import TensorRank
 
@@ -165,6 +166,11 @@ def _with_copied_bytes(
     ]
 
 
+def local_rows(model: ModelConfig, rows: int, tensor_parallel: int) -> int:
+    """Return the rows that a rank has between matrices; of a decoder of transformers, all."""
+    return rows if isinstance(model, ForeignConfig) else rows // tensor_parallel
+
+
 def loss_chunks(
     model: ModelConfig, rows: int, rank: TensorRank | None, *, fused: bool = True
 ) -> tuple[int, int, int]:
@@ -176,7 +182,8 @@ def loss_chunks(
         vocab_size = -(-model.vocab_size // ranks)
         how = {"fused": fused and rank is None, "on_host": not fused and rank is None}
         chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, **how)
-    own_rows, own_chunk = rows // ranks, -(-(chunk or rows) // ranks)
+    own_rows = local_rows(model, rows, ranks)
+    own_chunk = -(-(chunk or rows) * own_rows // rows)
     count = -(-own_rows // own_chunk)
     return own_chunk, own_rows - (count - 1) * own_chunk, count
 

@@ -41,6 +41,8 @@ class SegmentWork:
     """Dispatched, views included."""
     kernels: int = 0
     """Those that run something on the device."""
+    sent: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Collectives of ranks that share matrices: kind, and bytes of the whole tensor."""
 
     def mapped(self, number: Callable[[int], int]) -> "SegmentWork":
         """The same with `number(size)` in the place of each size."""
@@ -57,6 +59,8 @@ class SegmentWork:
             counter = getattr(found, name)
             for size, times in getattr(self, name).items():
                 counter[number(size)] += times
+        for (kind, size), times in self.sent.items():
+            found.sent[kind, number(size)] += times
         return found
 
     def total(self, number: Callable[[int], int]) -> "Work":
@@ -67,6 +71,9 @@ class SegmentWork:
             for counter in (found.attention_flops, found.elementwise_bytes, found.copied_bytes)
         )
         attention_flops, elementwise_bytes, copied_bytes = sums
+        sent: dict[str, Sent] = {}
+        for (kind, size), times in found.sent.items():
+            sent[kind] = sent.get(kind, Sent(0.0, 0.0)).plus(Sent(size, 1.0), times)
         return Work(
             products=found.products,
             attention_flops=attention_flops,
@@ -74,7 +81,20 @@ class SegmentWork:
             copied_bytes=copied_bytes,
             operators=found.operators,
             kernels=found.kernels,
+            sent=sent,
         )
+
+
+class Sent(NamedTuple):
+    """Collectives of one kind."""
+
+    size_bytes: float
+    """Of their whole tensors."""
+    pieces: float
+
+    def plus(self, other: "Sent", times: float) -> "Sent":
+        """These and some others."""
+        return Sent(self.size_bytes + times * other.size_bytes, self.pieces + times * other.pieces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +109,8 @@ class Work:
     copied_bytes: float
     operators: float
     kernels: float
+    sent: Mapping[str, Sent] = field(default_factory=dict)
+    """By kind, among ranks that share matrices."""
 
     @property
     def matmul_flops(self) -> float:
@@ -100,6 +122,9 @@ class Work:
         products = dict(self.products)
         for product, count in other.products.items():
             products[product] = products.get(product, 0.0) + times * count
+        sent = dict(self.sent)
+        for kind, more in other.sent.items():
+            sent[kind] = sent.get(kind, Sent(0.0, 0.0)).plus(more, times)
         return Work(
             products=products,
             attention_flops=self.attention_flops + times * other.attention_flops,
@@ -107,6 +132,7 @@ class Work:
             copied_bytes=self.copied_bytes + times * other.copied_bytes,
             operators=self.operators + times * other.operators,
             kernels=self.kernels + times * other.kernels,
+            sent=sent,
         )
 
 

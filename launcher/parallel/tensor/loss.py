@@ -14,7 +14,13 @@ from torch.autograd.function import once_differentiable
 
 from launcher.model import loss as head_loss
 from launcher.model.gpt import LMHead
-from launcher.model.loss import IGNORE_INDEX, automatic_chunk_rows, compute_dtype
+from launcher.model.loss import (
+    IGNORE_INDEX,
+    automatic_chunk_rows,
+    capped,
+    compute_dtype,
+    through_cap_,
+)
 from launcher.parallel.groups import TensorGroup
 
 
@@ -36,25 +42,58 @@ class VocabParallelHead(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """hidden [1, r, d] of this rank, targets [B, T] of all -> scalar mean loss."""
-        ranks, rows = self.tensor_group.rank.size, targets.numel()
-        chunk_rows = self.loss_chunk
-        if chunk_rows is None:
-            most = -(-self.vocab_size // ranks)  # the same on all ranks, which go chunk by chunk
-            chunk_rows = automatic_chunk_rows(rows, most, self.weight.size(1), fused=False)
-        loss: Tensor = _VocabParallelLoss.apply(
+        return vocab_parallel_loss(
             hidden.flatten(0, -2),
             self.weight,
-            targets.reshape(ranks, -1),
-            -(-(chunk_rows or rows) // ranks),
-            self.first,
-            self.tensor_group,
-            torch.is_grad_enabled(),
+            targets,
+            chunk_rows=self.loss_chunk,
+            vocab_size=self.vocab_size,
+            first=self.first,
+            tensor_group=self.tensor_group,
         )
-        return loss
+
+
+def vocab_parallel_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    chunk_rows: int | None,
+    vocab_size: int,
+    first: int,
+    tensor_group: TensorGroup,
+    softcap: float | None = None,
+) -> Tensor:
+    """Mean cross-entropy of hidden [r, d] of this rank, or [B*T, d] that each rank has alike.
+
+    Args:
+        weight: rows of the head from `first` on, of `vocab_size`.
+        targets: [B, T] of all rows.
+        chunk_rows: of all ranks together; 0 for all rows, None to choose.
+    """
+    rows, vocab_ranks = targets.numel(), tensor_group.rank.size
+    scattered = hidden.size(0) < rows or vocab_ranks == 1
+    ranks = vocab_ranks if scattered else 1
+    if chunk_rows is None:
+        most = -(-vocab_size // vocab_ranks)  # the same on all ranks, which go chunk by chunk
+        chunk_rows = automatic_chunk_rows(rows, most, weight.size(1), fused=False)
+    loss: Tensor = _VocabParallelLoss.apply(
+        hidden,
+        weight,
+        targets.reshape(ranks, -1),
+        -(-(chunk_rows or rows) // ranks),
+        first,
+        tensor_group,
+        softcap,
+        scattered,
+        torch.is_grad_enabled(),
+    )
+    return loss
 
 
 class _VocabParallelLoss(torch.autograd.Function):
-    """hidden [r, d], weight [v, d], targets [ranks, r] int64 -> fp32 scalar."""
+    """hidden [r, d], weight [v, d], targets [ranks, r] int64 -> fp32 scalar; unless hidden is
+    scattered over the ranks, each has all of it, and targets are [1, r]."""
 
     @staticmethod
     def forward(
@@ -65,6 +104,8 @@ class _VocabParallelLoss(torch.autograd.Function):
         chunk_rows: int,
         first: int,
         tensor_group: TensorGroup,
+        softcap: float | None,
+        scattered: bool,
         training: bool,
     ) -> Tensor:
         dtype = compute_dtype(weight)
@@ -74,14 +115,20 @@ class _VocabParallelLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             cast_weight = weight.to(dtype)
             for rows in head_loss.row_chunks(hidden.size(0), chunk_rows):
-                whole = tensor_group.all_gather(hidden[rows].to(dtype))
+                whole = hidden[rows].to(dtype)
+                if scattered:
+                    whole = tensor_group.all_gather(whole)
                 wanted = targets[:, rows].flatten()
-                logits = (whole @ cast_weight.t()).float()
+                logits, bounded = capped((whole @ cast_weight.t()).float(), softcap)
                 total += _losses(logits, wanted, first, tensor_group).sum()
                 if grad_hidden is None or grad_weight is None:
                     continue
+                through_cap_(logits, bounded)
                 grad_logits = logits.to(dtype)
-                grad_hidden[rows] = tensor_group.reduce_scatter(grad_logits @ cast_weight)
+                grad_rows = grad_logits @ cast_weight
+                grad_hidden[rows] = (
+                    tensor_group.reduce_scatter(grad_rows) if scattered else grad_rows
+                )
                 if dtype == torch.float32:
                     grad_weight.addmm_(grad_logits.t(), whole)
                 else:
@@ -89,20 +136,23 @@ class _VocabParallelLoss(torch.autograd.Function):
         count = (targets != IGNORE_INDEX).sum().clamp(min=1)
         ctx.save_for_backward(grad_hidden, grad_weight, count)
         ctx.weight_dtype = weight.dtype
+        ctx.reduced_over = None if scattered else tensor_group
         return total / count
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_output: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+    ) -> tuple[Tensor, Tensor, None, None, None, None, None, None, None]:
         grad_hidden, grad_weight, count = ctx.saved_tensors
         scale = grad_output.float() / count
         # Through fp32: a bf16 tensor times a scalar would round the scalar itself to bf16.
         grad_hidden = (grad_hidden.float() * scale).to(grad_hidden.dtype)
+        if ctx.reduced_over is not None:
+            ctx.reduced_over.all_reduce(grad_hidden)
         # In place, so the largest buffer is not held twice; autograd refuses a second backward.
         grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
 def _losses(logits: Tensor, targets: Tensor, first: int, tensor_group: TensorGroup) -> Tensor:

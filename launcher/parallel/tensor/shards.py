@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.parts import block_of, projection_of, projections
 from launcher.parallel.mesh import ModelParallelRank, TensorRank
 from launcher.util.sizes import even_part
@@ -92,11 +93,13 @@ def shard_of(
 
     Attention is sharded by heads and the MLP by its width, in both of its products; the tables of
     tokens and positions by rows, as evenly as can be. Norms, and biases that are added to a sum,
-    are replicated.
+    are replicated. Of a decoder of transformers its plan says so.
     """
     whole = ParameterShard(tuple(full_shape))
     if rank.tensor is None:
         return whole
+    if isinstance(model, ForeignConfig):
+        return _planned(name, whole, model, rank.tensor)
     if block_of(name) is None and len(full_shape) == 2:
         return replace(whole, rows=(bounds(full_shape[0], rank.tensor),))
     if (inner := projection_of(name)) is None:
@@ -105,6 +108,19 @@ def shard_of(
     if not projection.into_residual:
         return replace(whole, rows=_sections(projection.sizes, rank.tensor))
     return replace(whole, columns=bounds(full_shape[1], rank.tensor)) if full_shape[1:] else whole
+
+
+def _planned(
+    name: str, whole: ParameterShard, model: ForeignConfig, rank: TensorRank
+) -> ParameterShard:
+    from launcher.model.foreign.matrices import shard_axis  # not in a browser's planner
+
+    match shard_axis(name, model):
+        case "rows":
+            return replace(whole, rows=(bounds(whole.full_shape[0], rank),))
+        case "columns":
+            return replace(whole, columns=bounds(whole.full_shape[1], rank))
+    return whole
 
 
 def bounds(total: int, rank: TensorRank) -> Bounds:

@@ -15,10 +15,11 @@ from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.forecast.trace.record import record_trace
 from launcher.model.foreign.reading import foreign_config
-from launcher.parallel.mesh import WHOLE_MODEL
+from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank, TensorRank
 
 ON_GPU = Compute(device_type="cuda", params_dtype=torch.bfloat16)
 IN_FP32 = Compute(device_type="cuda")
+OF_TWO = ModelParallelRank(tensor=TensorRank(size=2, index=1))
 DEEP: Mapping[str, tuple[int, int]] = {"gemma2": (9, 7), "gemma3_text": (14, 13), "olmoe": (6, 3)}
 """Layers of a model, and of those that are recorded for it."""
 
@@ -39,17 +40,21 @@ def peaks(trace: MicroBatch) -> list[tuple[Place, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", DEEP)
-def test_few_blocks_stand_for_many_where_they_compute_the_same(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rank"), [*((name, WHOLE_MODEL) for name in DEEP), ("gemma2", OF_TWO)]
+)
+def test_few_blocks_stand_for_many_where_they_compute_the_same(
+    name: str, rank: ModelParallelRank
+) -> None:
     layers, recorded = DEEP[name]
     model = foreign_config({**ARCHITECTURES[name], "num_hidden_layers": layers})
     few, traced, representatives = blocks._shallow(model)
     assert (few.layers, len(traced), len(representatives)) == (recorded, recorded, layers)
     sums = partial(partial_sums_bytes, resident_threads=0)
-    whole = record_trace(model, ON_GPU, 3, 40, WHOLE_MODEL, sums)
+    whole = record_trace(model, ON_GPU, 3, 64, rank, sums)
     every = [*range(layers)]
     expected = peaks(blocks._expanded(whole, every, every))
-    found = blocks.trace_micro_batch(model, ON_GPU, micro_batch=3, seq_len=40)
+    found = blocks.trace_micro_batch(model, ON_GPU, micro_batch=3, seq_len=64, rank=rank)
     assert peaks(found) == expected
 
 

@@ -223,7 +223,6 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tensor_parallel": 2}, "--tensor-parallel 2 knows shardscale's own decoder only"),
         ({"optimizer": "muon", "strategy": "zero", "zero": 2}, "muon updates whole matrices"),
         ({"optimizer": "apollo"}, "--apollo-rank 64 is more than the 32 columns"),
         ({"activation_checkpointing": "keep=qkv"}, "keep=qkv knows .* use selective, full"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sequence_threads import require_parity
+from rank_threads import require_sequence_parity
 from tiny_architectures import ARCHITECTURES, MORE
 
 from launcher.config.resolve import resolve
@@ -31,7 +31,7 @@ REASONS: Mapping[str, str] = {
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in REASONS])
 def test_halves_of_a_sequence_have_the_loss_and_gradients_of_the_whole(name: str) -> None:
-    require_parity(foreign_config(FIELDS[name]))
+    require_sequence_parity(foreign_config(FIELDS[name]))
 
 
 def resolved(folder: Path, name: str, **changes: Any) -> ModelConfig:

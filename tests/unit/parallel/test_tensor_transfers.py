@@ -1,13 +1,16 @@
 """What the planner says that ranks of a matrix send, held against what their decoder sends."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import pytest
 import torch
+from tiny_architectures import ARCHITECTURES
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
@@ -114,6 +117,32 @@ def test_what_is_not_kept_is_sent_again(kept: str, dropout: float) -> None:
     config = config.replace(activation_checkpointing=kept)
     run = resolve(config, world_size=config.sharding.tensor_parallel, device_type="cpu")
     assert sent_in_a_step(run) == planned(run)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full", "every=2"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma2", {"precision": "bf16"}),
+        ("qwen3", {"loss_chunk": 20}),
+        ("phi3", {"precision": "bf16", "strategy": "fsdp"}),
+        ("gpt_neox", {}),
+    ],
+)
+def test_what_a_decoder_of_transformers_sends(
+    name: str, changes: dict[str, Any], checkpointing: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(ARCHITECTURES[name]))
+    config = RunConfig().replace(
+        model=str(tmp_path / "config.json"),
+        **{"decoder": "transformers", "seq_len": 16, "micro_batch": 3, "tensor_parallel": 2},
+        **{"device": "cpu", "activation_checkpointing": checkpointing, **changes},
+    )
+    run = resolve(config, world_size=4 if "strategy" in changes else 2, device_type="cpu")
+    sent = sent_in_a_step(run)
+    assert sent == planned(run)
+    layers = run.model.layers
+    assert sent["forward", "all_reduce", "pieces"] > 2 * layers
 
 
 def test_selective_checkpointing_repeats_nothing() -> None:

@@ -1,0 +1,258 @@
+"""A decoder of transformers over tensor-parallel shards of its matrices.
+
+What lies between matrices is whole on each rank, as transformers' own code computes it: Megatron's
+f and g (arXiv:1909.08053) are around its Linears, without sequence parallelism.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.conversion import PREFIX
+from launcher.model.foreign.decoder import ForeignDecoder, skeleton
+from launcher.model.foreign.head import ForeignHead
+from launcher.model.foreign.matrices import COLUMN, GATHERED, ROW, SPLIT, SUMMED, matrix_styles
+from launcher.model.recompute import as_one
+from launcher.parallel.groups import TensorGroup
+from launcher.parallel.mesh import ModelParallelRank
+from launcher.parallel.tensor.layers import replicated
+from launcher.parallel.tensor.loss import vocab_parallel_loss
+from launcher.parallel.tensor.shards import bounds, shard_of
+
+
+class LocalMatrixDecoder(ForeignDecoder):
+    """A decoder of transformers with some of its heads, of the MLP's width and the vocabulary."""
+
+    def __init__(self, config: ForeignConfig, tensor_group: TensorGroup) -> None:
+        super().__init__(config, _local_causal(config, tensor_group))
+        shared = _SharedInput(tensor_group)
+        for name, style in matrix_styles(config).items():
+            whole = self.causal.get_submodule(name)
+            self.causal.set_submodule(name, _MODULES[style](whole, shared))
+        first, end = bounds(config.vocab_size, tensor_group.rank)
+        _look_up_rows(self.causal.get_input_embeddings(), first, end, tensor_group)
+        head = self.causal.get_output_embeddings()
+        self.causal.set_output_embeddings(_VocabParallelHead(head, first, config, tensor_group))
+
+
+def _local_causal(config: ForeignConfig, tensor_group: TensorGroup) -> Any:
+    """Build a model with local parameters, and never whole ones: zero.Init would shard those."""
+    causal = copy.deepcopy(skeleton(config.document, config.attention))
+    rank = ModelParallelRank(tensor=tensor_group.rank)
+    local = {
+        parameter: _Allocated(
+            shard_of(PREFIX + name, parameter.shape, config, rank).shape
+        ).parameter
+        for name, parameter in causal.named_parameters()
+    }
+    for module in causal.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = local[parameter]
+    return causal
+
+
+class _Allocated(nn.Module):
+    """A parameter that is made in the `__init__` of a module, which zero.Init follows."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.parameter = nn.Parameter(torch.empty(shape))
+
+
+class _SharedInput:
+    """The input of column-wise matrices, whose gradient is the sum over the ranks: taken once for
+    all that read one tensor, and kept until a row-wise matrix follows."""
+
+    def __init__(self, tensor_group: TensorGroup) -> None:
+        self.tensor_group = tensor_group
+        self._seen: Tensor | None = None
+        self._taken: Tensor | None = None
+
+    def take(self, x: Tensor) -> Tensor:
+        """Return x, with one gradient for all who take it."""
+        if self._taken is None or self._seen is not x:
+            self._seen, self._taken = x, _Copied.apply(x, self.tensor_group)
+        return self._taken
+
+    def drop(self) -> None:
+        """Hold no tensor any more."""
+        self._seen = self._taken = None
+
+
+class _Linear(nn.Module):
+    """Parameters of a Linear, under their names."""
+
+    def __init__(self, linear: nn.Linear, shared: _SharedInput) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias: Tensor | None = linear.bias
+        self.shared, self.tensor_group = shared, shared.tensor_group
+
+
+class _Column(_Linear):
+    """[..., in] -> [..., out / ranks]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.shared.take(x), self.weight, self.bias)
+
+
+class _Row(_Linear):
+    """[..., in / ranks] -> [..., out], to which the bias is added once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shared.drop()
+        y: Tensor = _Summed.apply(F.linear(x, self.weight), self.tensor_group)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class _GatheredColumn(_Column):
+    """[..., in] -> [..., out]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Gathered.apply(super().forward(x), self.tensor_group)
+        return y
+
+
+class _SplitRow(_Row):
+    """[..., in] -> [..., out], each rank from some of the inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(_Split.apply(x, self.tensor_group))
+
+
+class _SummedGradient(nn.Module):
+    """A module between column-wise and row-wise matrices, with parameters that are whole."""
+
+    def __init__(self, module: nn.Module, shared: _SharedInput) -> None:
+        super().__init__()
+        for name, parameter in module.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        self._computing = (module,)  # no submodule, whose parameters would have other names
+        self.tensor_group = shared.tensor_group
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = {
+            n: replicated(p, self.tensor_group)
+            for n, p in self._parameters.items()
+            if p is not None
+        }
+        y: Tensor = functional_call(self._computing[0], whole, (x,))
+        return y
+
+
+_MODULES: Final[dict[str, Callable[[Any, _SharedInput], nn.Module]]] = {
+    COLUMN: _Column,
+    ROW: _Row,
+    GATHERED: _GatheredColumn,
+    SPLIT: _SplitRow,
+    SUMMED: _SummedGradient,
+}
+
+
+def _look_up_rows(embedding: Any, first: int, end: int, tensor_group: TensorGroup) -> None:
+    """Have an embedding look up tokens [first, end) and sum up with other ranks, whatever else its
+    forward does to a vector."""
+    look_up, padding = embedding.forward, embedding.padding_idx
+    inside = padding is not None and first <= padding < end
+    embedding.padding_idx = padding - first if inside else None
+
+    def forward(tokens: Tensor) -> Tensor:
+        elsewhere = (tokens < first) | (tokens >= end)
+        found = look_up((tokens - first).masked_fill_(elsewhere, 0))
+        y: Tensor = _Summed.apply(found.masked_fill_(elsewhere[..., None], 0.0), tensor_group)
+        return y
+
+    embedding.forward = forward
+
+
+class _VocabParallelHead(ForeignHead):
+    """Rows of the head from `first` on, and the loss over all rows."""
+
+    def __init__(
+        self, head: ForeignHead, first: int, config: ForeignConfig, tensor_group: TensorGroup
+    ) -> None:
+        super().__init__(head, head.function, chunk_rows=head.chunk_rows)
+        self.first, self.vocab_size, self.tensor_group = first, config.vocab_size, tensor_group
+
+    def loss(self, rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """Each rank has all rows."""
+        return vocab_parallel_loss(
+            rows,
+            weight,
+            targets,
+            chunk_rows=self.chunk_rows,
+            vocab_size=self.vocab_size,
+            first=self.first,
+            tensor_group=self.tensor_group,
+            softcap=self.function.softcap,
+        )
+
+
+class _Copied(torch.autograd.Function):
+    """x, whose gradient is the sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
+        ctx.tensor_group = tensor_group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        # In place: products of Linears have just made it.
+        return ctx.tensor_group.all_reduce(grad.contiguous()), None
+
+
+class _Summed(torch.autograd.Function):
+    """The sum over the ranks, in x itself, which nothing else reads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
+        ctx.mark_dirty(x)
+        # In a recomputation that keeps x, a product, it is the sum already.
+        as_one(lambda: tensor_group.all_reduce(x))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Gathered(torch.autograd.Function):
+    """Columns of all ranks, [..., n] -> [..., ranks * n]; each has the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
+        ctx.rank = tensor_group.rank
+        return _all_columns(x, tensor_group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.chunk(ctx.rank.size, -1)[ctx.rank.index], None
+
+
+class _Split(torch.autograd.Function):
+    """This rank's columns, [..., ranks * n] -> [..., n]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
+        ctx.tensor_group, rank = tensor_group, tensor_group.rank
+        return x.chunk(rank.size, -1)[rank.index].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _all_columns(grad, ctx.tensor_group), None
+
+
+def _all_columns(x: Tensor, tensor_group: TensorGroup) -> Tensor:
+    """x [..., n] -> [..., ranks * n]."""
+    of_ranks = tensor_group.all_gather(x[None].contiguous())
+    return of_ranks.movedim(0, -2).flatten(-2)
