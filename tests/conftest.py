@@ -10,6 +10,8 @@ import torch
 def pytest_configure(config: pytest.Config) -> None:
     # Ranks that share two cores with each other only get slower by more threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Nor does it help to start a pool of processes for the few kernels of a test.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Ignored in what a script starts with `&`, and in its children: they could not be sent one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -29,12 +29,10 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     groups: dict[int, list[Case]] = {1: [], 2: [], 4: []}
     for case in wanted.values():
         groups[2 if case.alone else case.ranks].append(case)
-    # Each rank compiles by itself: a pool of compilers would start on top of both.
-    once = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
     for ranks, group in groups.items():
         (folder / f"cases-{ranks}").write_bytes(pickle.dumps(group))
     started = [(n, "parity_rank", folder / f"cases-{n}") for n, group in groups.items() if group]
-    return Results.of(folder, run_ranks(*started, **once))
+    return Results.of(folder, run_ranks(*started))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.measure import nvml
-from launcher.measure.sampler import Sampler
 from launcher.util.json_file import Record
 
 PATIENCE_S = 20.0  # only a broken sampler makes a job last that long
@@ -21,6 +20,8 @@ PATIENCE_S = 20.0  # only a broken sampler makes a job last that long
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """Fit a line for as long as it takes to see `samples` samples, or until the GPU is lost."""
     import torch
+
+    from launcher.measure.sampler import Sampler
 
     records: list[Record] = []
     sampler = Sampler(
@@ -69,6 +70,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 def simulate(job: dict[str, Any]) -> dict[str, Any]:
     """Run the sampler on a clock of our own, late by random amounts and once by `stall_s`."""
+    from launcher.measure.sampler import Sampler
+
     rng = random.Random(job["seed"])
     now_ns, stalled = 0, False
     records: list[Record] = []
@@ -131,8 +134,8 @@ MODES = {"train": train, "simulate": simulate, "device": device, "gpus": gpus}
 
 def main(jobs_path: str) -> None:
     jobs = json.loads(Path(jobs_path).read_text())
-    if any(job["mode"] == "train" for job in jobs):
-        import torch  # noqa: F401  (once for all children: it takes seconds)
+    if any(job["mode"] in ("train", "simulate") for job in jobs):
+        import launcher.measure.sampler  # noqa: F401  (once for all children: torch takes seconds)
     gc.freeze()  # or each child walks, and so copies, all of torch when it exits
     for job in jobs:
         child = os.fork()

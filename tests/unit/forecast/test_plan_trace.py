@@ -67,8 +67,15 @@ PARTLY = (
 )
 
 
-@pytest.mark.parametrize("checkpointing", PARTLY)
-@pytest.mark.parametrize("compute", COMPUTES)
+# Each way to checkpoint under two ways to compute, and all of these.
+@pytest.mark.parametrize(
+    ("compute", "checkpointing"),
+    [
+        ([*COMPUTES][(row + more) % len(COMPUTES)], checkpointing)
+        for row, checkpointing in enumerate(PARTLY)
+        for more in (0, 2)
+    ],
+)
 def test_blocks_that_checkpoint_differently_too(compute: str, checkpointing: str) -> None:
     model = model_of("none", **QWEN3 if compute == "gpu" else {})
     model = replace(model, layers=13, activation_checkpointing=checkpointing)
