@@ -118,6 +118,7 @@ ADAPTED: Final = (
 """Adapters beside the weights of a folder."""
 _ELSEWHERE: Final = {
     **{"gemma2": _MATRICES, "granite": _MATRICES, "qwen3": _MATRICES, "olmo2": _MATRICES},
+    **{"mixtral": _MATRICES},
     **{"qwen3_moe": _zero(1), "gpt_neox": _zero(1)},
 }
 """Strategies that continue checkpoints, where neither FSDP nor DDP does."""
