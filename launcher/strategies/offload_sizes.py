@@ -16,7 +16,7 @@ from launcher.util.sizes import page_locked_bytes
 # A group of states being updated: master weights, two moments, gradients.
 OPTIMIZER_BUFFERS = 4
 # The same while the next group is read and the last one is written.
-OVERLAPPED_OPTIMIZER_BUFFERS = 11
+OVERLAPPED_OPTIMIZER_BUFFERS = 12
 PARAM_BUFFERS = 5
 SWAP_BUFFER_BYTES = 64 * 2**20
 """fp32 states that are updated at a time, unless a DeepSpeed file gives a sub_group_size."""

@@ -18,9 +18,13 @@ MODEL_FLAGS = (
     "--heads=2",
     "--context=16",
     "--vocab-size=261",
-    "--tokenizer=byte",
-    "--device=cpu",
 )
+# Decoders of transformers with as wide matrices: experts that are one parameter, and more matrices
+# of a block than DeepSpeed has buffers for.
+FOREIGN = {
+    name: ("--model", str(Path(__file__).with_name(f"{name}-wide.json")), "--seq-len=16")
+    for name in ("mixtral", "gemma2")
+}
 OPTIMIZER, PARAM = "--offload-optimizer=nvme", "--offload-param=nvme"
 BUFFER = f"--deepspeed={Path(__file__).with_name('buffer.json')}"  # two slices
 PIPELINE = f"--deepspeed={Path(__file__).with_name('pipeline.json')}"
@@ -37,10 +41,11 @@ class Case:
 
     def arguments(self, data: str) -> list[str]:
         return [
-            *MODEL_FLAGS,
+            *FOREIGN.get(self.family, MODEL_FLAGS),
+            *("--tokenizer=byte", "--device=cpu"),
             *self.flags,
             *([f"--nvme-path={self.nvme_path}"] if self.on_disk else []),
-            f"--precision={self.family}",
+            f"--precision={self.precision}",
             f"--data={data}",
             f"--steps={BEFORE + AFTER}",
             f"--micro-batch={GLOBAL_BATCH // (2 * RANKS)}",
@@ -49,6 +54,10 @@ class Case:
             "--clip=0.5",
             "--seed=7",
         ]
+
+    @property
+    def precision(self) -> str:
+        return "bf16" if self.family in FOREIGN else self.family
 
     @property
     def on_disk(self) -> bool:
@@ -73,6 +82,11 @@ CASES = [
     for family in ("bf16", "fp32")
     for name, flags in (_IN_MEMORY | _ON_DISK).items()
     if family == "bf16" or PARAM not in flags
+]
+CASES += [
+    Case(name=f"{family}-{name}", family=family, flags=(_IN_MEMORY | _ON_DISK)[name])
+    for family in FOREIGN
+    for name in ("zero3", "both", "overlapped")
 ]
 BY_NAME = {case.name: case for case in CASES}
 # Everybody with the one that has most on the disk, and everybody on a disk with itself.

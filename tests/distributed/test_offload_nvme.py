@@ -62,7 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("case", [case for case in CASES if case.on_disk], ids=lambda c: c.name)
 def test_trains_as_without_offload(case: Case, results: Results) -> None:
     expected, got = results.of(f"{case.family}-zero3"), results.of(case.name)
-    tolerance = 2e-2 if case.family == "bf16" else 2e-5
+    tolerance = 2e-2 if case.precision == "bf16" else 2e-5
     for part, steps in (("before", BEFORE), ("after", AFTER)):
         assert len(got[part]["losses"]) == steps
         assert got[part]["losses"] == pytest.approx(expected[part]["losses"], rel=tolerance)
@@ -75,7 +75,7 @@ def test_trains_as_without_offload(case: Case, results: Results) -> None:
 )
 def test_goes_on_as_the_saver_did(saver: Case, loader: Case, results: Results) -> None:
     expected, got = results.of(saver.name)["after"], results.of(loader.name, saver.name)["after"]
-    tolerance = 2e-2 if saver.family == "bf16" else 2e-5
+    tolerance = 2e-2 if saver.precision == "bf16" else 2e-5
     assert got["losses"] == pytest.approx(expected["losses"], rel=tolerance)
     if saver == loader:  # nothing is lost on the way, not one bit
         assert got == expected
@@ -85,7 +85,7 @@ def test_goes_on_as_the_saver_did(saver: Case, loader: Case, results: Results) -
 def test_the_ledger_says_what_is_on_the_disk(case: Case, results: Results) -> None:
     result = results.of(case.name)
     mine = result["parameters"] // RANKS
-    most, element = 0.95 * mine, 2 if case.family == "bf16" else 4
+    most, element = 0.95 * mine, 2 if case.precision == "bf16" else 4
     for ledger in result["ledgers"]:
         disk, memory = ledger["disk"], ledger["device"]
         if OPTIMIZER in case.flags:

@@ -10,19 +10,16 @@ from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import USERS, ForeignConfig
 
 
-def own_decoder_only(setting: Setting) -> Iterator[str]:
-    """Reject techniques that reach into the blocks of our own decoder."""
-    model, config = setting.model, setting.config
+def named_products(setting: Setting) -> Iterator[str]:
+    """Reject names of single products, and budgets that choose among those of our own block."""
+    model = setting.model
     if not isinstance(model, ForeignConfig):
         return
-    sharding, chosen = config.sharding, model.activation_checkpointing
     budget = model.checkpointing.budget_bytes is not None
-    if flags := sharding.flags_to("nvme"):
-        yield f"{flags} {_KNOWS_OURS}, and {_computed_by(model)}: leave it out"
     if budget or not set(NAMES).issuperset(model.checkpointing.blocks(model.layers)):
         yield (
-            f"--activation-checkpointing {chosen} {_KNOWS_OURS}, and {_computed_by(model)}: use "
-            "selective, full, or every=2 for every second block"
+            f"--activation-checkpointing {model.activation_checkpointing} {_KNOWS_OURS}, and "
+            f"{_computed_by(model)}: use selective, full, or every=2 for every second block"
         )
 
 
@@ -128,6 +125,6 @@ def users_write_nothing(setting: Setting) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(own_decoder_only, context_parallel, tensor_parallel, rounded_linears, documents),
+    *(named_products, context_parallel, tensor_parallel, rounded_linears, documents),
     users_write_nothing,
 )
