@@ -18,10 +18,12 @@ from launcher.measure.host_memory import available_host_bytes
 from launcher.util.sizes import MIB, gib, parse_bytes
 
 LARGEST: Final = 2**17
-GROWTH: Final = 1.25
-FASTEST_GROWTH: Final = 2.0
 PRECISION: Final = 1.03
 """Precision of the search: a size that fails is at most this much above the result."""
+GROWTHS: Final = (PRECISION, 1.25, 1.6)
+FASTEST_GROWTH: Final = 2.0
+"""Steps away from the plan's estimate. It is mostly right, and then the first step ends the
+search."""
 HOST_SHARE: Final = 0.9
 """Share of the host's available memory for a CPU run without a limit: beyond it the kernel kills
 processes, not only this one's."""
@@ -77,20 +79,19 @@ def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> 
 def largest(sizes: Sequence[int], start: int, fits: Callable[[int], bool]) -> int | None:
     """Find the largest of the ascending `sizes` that fits, within `PRECISION`; None if none does.
 
-    Starts next to `start` and steps up (or down) by a quarter, then by more, until one fits and a
+    Starts next to `start` and steps up (or down) by little, then by more, until one fits and a
     larger one does not; then bisects.
     """
     low: int | None = None
     high: int | None = None
     size: int | None = sizes[max(0, bisect.bisect_right(sizes, start) - 1)]
-    growth = GROWTH
+    growths = iter(GROWTHS)
     while size is not None:
         if fits(size):
             low = size
         else:
             high = size
-        size = _next_size(sizes, low, high, growth)
-        growth = min(growth**2, FASTEST_GROWTH)
+        size = _next_size(sizes, low, high, next(growths, FASTEST_GROWTH))
     return low
 
 

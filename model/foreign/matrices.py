@@ -28,10 +28,16 @@ SUMMED: Final = "replicated_with_grad_allreduce"
 """Styles, in transformers' words. A column-wise Linear has some of its outputs, a row-wise one some
 of its inputs and a summand of its outputs. What lies between both and is summed is whole: only its
 gradient has a summand on each rank."""
+EXPERTS: Final = "moe_tp_experts"
+PACKED: Final = "packed_colwise"
+"""Of a module of experts, and of its first parameter [experts, 2 * width, in], a gate and what it
+multiplies; the second one, [experts, out, width], is row-wise. Each rank has some of the width of
+every expert, and a summand of their outputs."""
 BY_ROWS: Final = (COLUMN, GATHERED)
 BY_COLUMNS: Final = (ROW, SPLIT)
 
-Axis = Literal["rows", "columns"]
+Axis = Literal["rows", "columns", "packed"]
+"""Some rows, some columns, or as many rows of both halves of every expert."""
 Part = tuple[int, int]
 """Index of a shard, and how many there are."""
 
@@ -71,7 +77,9 @@ def _axes(document: str, attention: str) -> dict[str, Axis]:
     for name, parameter in causal.named_parameters():
         module, _, own_name = name.rpartition(".")
         style = styles.get(module)
-        if style in BY_ROWS or any(parameter is each for each in vocabulary):
+        if style == EXPERTS:
+            found[PREFIX + name] = "packed" if styles[name] == PACKED else "columns"
+        elif style in BY_ROWS or any(parameter is each for each in vocabulary):
             found[PREFIX + name] = "rows"
         elif style in BY_COLUMNS and own_name == "weight":
             found[PREFIX + name] = "columns"
@@ -85,9 +93,9 @@ def local_shape(
     axis = shard_axis(name, config)
     if axis is None:
         return shape
-    at = 0 if axis == "rows" else 1
-    begin, end = even_part(shape[at], *part)
-    return (*shape[:at], end - begin, *shape[at + 1 :])
+    at, times = {"rows": (0, 1), "columns": (len(shape) - 1, 1), "packed": (1, 2)}[axis]
+    begin, end = even_part(shape[at] // times, *part)
+    return (*shape[:at], times * (end - begin), *shape[at + 1 :])
 
 
 @lru_cache(maxsize=256)
@@ -117,6 +125,9 @@ def with_part(config: ForeignConfig, part: Part) -> ForeignConfig:
             of_blocks[block] += elements
         if parameter.ndim > 1 and id(parameter) not in tables:
             multiplied += elements
+    idle = config.idle_parameters
+    if EXPERTS in matrix_styles(config).values():
+        idle //= part[1]
     heads = part[1] if shards_heads(config) else 1
     begin, end = even_part(config.vocab_size, *part)
     return replace(
@@ -128,5 +139,6 @@ def with_part(config: ForeignConfig, part: Part) -> ForeignConfig:
         head_dim=config.head_size,
         parameters=total,
         block_parameters=max(of_blocks.values()),
-        matmul_parameters=multiplied,
+        matmul_parameters=multiplied - idle,
+        idle_parameters=idle,
     )

@@ -3,6 +3,7 @@ ones: asked of its plan, and of a model without memory whose matrices are as nar
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,13 +19,17 @@ from launcher.model.foreign.matrices import (
     BY_COLUMNS,
     BY_ROWS,
     COLUMN,
+    EXPERTS,
+    PACKED,
     ROW,
     SUMMED,
     matrix_styles,
     shards_heads,
 )
 
-_KNOWN: Final = (*BY_ROWS, *BY_COLUMNS, SUMMED)
+_KNOWN: Final = (*BY_ROWS, *BY_COLUMNS, SUMMED, EXPERTS)
+_ROUTED: Final = ["self", "hidden_states", "top_k_index", "top_k_weights"]
+"""Arguments of experts."""
 _DROPS: Final = "drop"
 """In the names of attributes that say which share is dropped."""
 _TOKENS: Final = (2, 8)
@@ -47,9 +52,16 @@ def _obstacles(config: ForeignConfig, number: int) -> Iterator[str]:
     if not styles:
         yield "has no plan that names them"
         return
-    modules = dict(skeleton(config.document, config.attention).named_modules())
+    causal = skeleton(config.document, config.attention)
+    modules = dict(causal.named_modules())
+    experts = {name for name, style in styles.items() if style == EXPERTS}
+    of_experts = {f"{name}.{own}" for name in experts for own in modules[name]._parameters}
     for name, style in styles.items():
-        if style not in _KNOWN:
+        if style == EXPERTS:
+            yield from _of_experts(name, modules[name], styles, number)
+        elif name in of_experts:
+            continue
+        elif style not in _KNOWN:
             yield f"plans {name} as {style}, which is not known here"
         elif style != SUMMED and type(modules.get(name)) is not nn.Linear:
             yield f"plans {name} as {style}, and that is no Linear"
@@ -59,9 +71,23 @@ def _obstacles(config: ForeignConfig, number: int) -> Iterator[str]:
     if shards_heads(config) and (config.heads % number or config.kv_head_count % number):
         yield f"has {config.heads} heads with {config.kv_head_count} of keys, which do not divide"
     for name, style in styles.items():
-        if style != SUMMED and (size := _sharded_size(modules[name], style)) % number:
+        linear = style in (*BY_ROWS, *BY_COLUMNS) and name in modules
+        if linear and (size := _sharded_size(modules[name], style)) % number:
             yield f"has {size} features in {name}, which do not divide"
     yield from _obstacles_of_shards(config, number, styles)
+
+
+def _of_experts(name: str, experts: Any, styles: Mapping[str, str], number: int) -> Iterator[str]:
+    planned = {own: styles.get(f"{name}.{own}", "whole") for own in experts._parameters}
+    known = sorted(planned.values()) == [PACKED, ROW]
+    known &= [*inspect.signature(type(experts).forward).parameters] == _ROUTED
+    if not (known and all(p.ndim == 3 for p in experts.parameters(recurse=False))):
+        yield f"has experts of a kind that is not known here in {name}"
+        return
+    for own, style in planned.items():
+        _, rows, columns = experts.get_parameter(own).shape
+        if (size := rows // 2 if style == PACKED else columns) % number:
+            yield f"has {size} features in each expert of {name}.{own}, which do not divide"
 
 
 def _dropped(module: nn.Module) -> Iterator[float]:
@@ -88,12 +114,16 @@ def _obstacles_of_shards(
         tokens = torch.zeros(_TOKENS, dtype=torch.int64)
     _without_values(causal)
     columns, inputs, sums = set[Any](), set[Any](), set[Any]()
+    modules: dict[str, Any] = dict(causal.named_modules())
     for name, style in styles.items():
-        linear = causal.get_submodule(name)
-        if style == COLUMN:
+        linear: Any = modules.get(name)  # None of a parameter of experts
+        if style == EXPERTS:  # which decide by values
+            linear.forward = lambda hidden, *_: hidden.clone()
+            linear.register_forward_hook(lambda _, args, out: sums.add(out.grad_fn))
+        elif style == COLUMN:
             _narrow(linear, number, 0)
             linear.register_forward_hook(lambda _, args, out: columns.add(out.grad_fn))
-        elif style == ROW:
+        elif style == ROW and linear is not None:
             _narrow(linear, number, 1)
             linear.register_forward_pre_hook(lambda _, args: inputs.add(args[0].grad_fn))
             linear.register_forward_hook(lambda _, args, out: sums.add(out.grad_fn))

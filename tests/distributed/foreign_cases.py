@@ -118,6 +118,7 @@ ADAPTED: Final = (
 """Adapters beside the weights of a folder."""
 _ELSEWHERE: Final = {
     **{"gemma2": _MATRICES, "granite": _MATRICES, "qwen3": _MATRICES, "olmo2": _MATRICES},
+    **{"mixtral": _MATRICES},
     **{"qwen3_moe": _zero(1), "gpt_neox": _zero(1)},
 }
 """Strategies that continue checkpoints, where neither FSDP nor DDP does."""
@@ -131,8 +132,7 @@ MEASURED: Final = (
     *(case for case in CASES if case.changes.get("precision") == "fp8"),
     *(case for case in CASES if case.architecture == "falcon_h1" and case not in RESUMED),
     *(case for case in CASES if "optimizer" in case.changes and case not in RESUMED),
-    # The plan's form of frozen experts in fp32 takes more than torch's does.
-    *(case for case in ADAPTED if case.architecture != "mixtral"),
+    *ADAPTED,
 )
 """Whose bytes are measured, too."""
 TARGETS: Final = {

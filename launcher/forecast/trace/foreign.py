@@ -70,8 +70,8 @@ def as_with_values(model: ModelConfig, dtype: torch.dtype, *, documents: bool) -
     decoder.
 
     It looks for packed documents in the positions, of which our sequences have none unless asked
-    for, and takes a T x T mask where it cannot look (transformers 5.23's masking_utils.py). Grouped
-    products of experts are faked in bf16 only; its own form of them has the same results.
+    for, and takes a T x T mask where it cannot look (transformers 5.23's masking_utils.py).
+    torch's grouped products of experts are faked in bf16 only.
     """
     if not isinstance(model, ForeignConfig) or USERS in model.fields:
         yield
@@ -80,11 +80,36 @@ def as_with_values(model: ModelConfig, dtype: torch.dtype, *, documents: bool) -
     from transformers.integrations import moe
 
     masks, experts = cast(Any, masking_utils), cast(Any, moe)
-    packed, grouped = masks.find_packed_sequence_indices, experts._can_use_grouped_mm
+    packed, grouped = masks.find_packed_sequence_indices, experts._grouped_mm
     masks.find_packed_sequence_indices = _numbered if documents else lambda position_ids: None
     if dtype != torch.bfloat16:
-        experts._can_use_grouped_mm = lambda *_: False
+        experts._grouped_mm = lambda rows, weight, offs: _GroupedProduct.apply(rows, weight, offs)
     try:
         yield
     finally:
-        masks.find_packed_sequence_indices, experts._can_use_grouped_mm = packed, grouped
+        masks.find_packed_sequence_indices, experts._grouped_mm = packed, grouped
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Rows [S, in], of which each is sent to one of the matrices [experts, in, out] -> [S, out].
+
+    It keeps what torch's own does, which computes no gradient that is not asked for, of
+    transformers' operators, which have fake forms.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+        ctx.offs = offs
+        rows = rows.to(weight.dtype)
+        ctx.save_for_backward(rows if weight.requires_grad else None, weight)
+        out: Tensor = torch.ops.transformers.grouped_mm_fallback(rows, weight, offs)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        rows, weight = ctx.saved_tensors
+        if rows is None:
+            product = torch.ops.transformers.grouped_mm_fallback
+            return product(grad, weight.mT, ctx.offs), None, None
+        both = torch.ops.transformers.grouped_mm_fallback_backward
+        return (*both(rows, weight, ctx.offs, grad), None)

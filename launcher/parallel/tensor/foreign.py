@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,15 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.conversion import PREFIX
 from launcher.model.foreign.decoder import ForeignDecoder, skeleton
 from launcher.model.foreign.head import ForeignHead
-from launcher.model.foreign.matrices import COLUMN, GATHERED, ROW, SPLIT, SUMMED, matrix_styles
+from launcher.model.foreign.matrices import (
+    COLUMN,
+    EXPERTS,
+    GATHERED,
+    ROW,
+    SPLIT,
+    SUMMED,
+    matrix_styles,
+)
 from launcher.model.recompute import as_one
 from launcher.parallel.groups import TensorGroup
 from launcher.parallel.mesh import ModelParallelRank
@@ -33,10 +42,12 @@ class LocalMatrixDecoder(ForeignDecoder):
 
     def __init__(self, config: ForeignConfig, tensor_group: TensorGroup) -> None:
         super().__init__(config, _local_causal(config, tensor_group))
-        shared = _SharedInput(tensor_group)
+        shared, modules = _SharedInput(tensor_group), dict(self.causal.named_modules())
         for name, style in matrix_styles(config).items():
-            whole = self.causal.get_submodule(name)
-            self.causal.set_submodule(name, _MODULES[style](whole, shared))
+            if style == EXPERTS:
+                _sum_experts(self.causal.get_submodule(name), tensor_group)
+            elif (module := modules.get(name)) is not None:  # else a parameter of experts
+                self.causal.set_submodule(name, _MODULES[style](module, shared))
         first, end = bounds(config.vocab_size, tensor_group.rank)
         _look_up_rows(self.causal.get_input_embeddings(), first, end, tensor_group)
         head = self.causal.get_output_embeddings()
@@ -110,7 +121,7 @@ class _Row(_Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         self.shared.drop()
-        y: Tensor = _Summed.apply(F.linear(x, self.weight), self.tensor_group)
+        y: Tensor = _Summed.apply(F.linear(x, self.weight), self.tensor_group, True)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -158,6 +169,18 @@ _MODULES: Final[dict[str, Callable[[Any, _SharedInput], nn.Module]]] = {
 }
 
 
+def _sum_experts(experts: Any, tensor_group: TensorGroup) -> None:
+    """Have experts sum up what each rank computes of all of them."""
+    compute = experts.forward
+
+    def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        hidden, weights = (_Copied.apply(x, tensor_group) for x in (hidden_states, top_k_weights))
+        y: Tensor = _Summed.apply(compute(hidden, top_k_index, weights), tensor_group, False)
+        return y
+
+    experts.forward = forward
+
+
 def _look_up_rows(embedding: Any, first: int, end: int, tensor_group: TensorGroup) -> None:
     """Have an embedding look up tokens [first, end) and sum up with other ranks, whatever else its
     forward does to a vector."""
@@ -168,7 +191,9 @@ def _look_up_rows(embedding: Any, first: int, end: int, tensor_group: TensorGrou
     def forward(tokens: Tensor) -> Tensor:
         elsewhere = (tokens < first) | (tokens >= end)
         found = look_up((tokens - first).masked_fill_(elsewhere, 0))
-        y: Tensor = _Summed.apply(found.masked_fill_(elsewhere[..., None], 0.0), tensor_group)
+        y: Tensor = _Summed.apply(
+            found.masked_fill_(elsewhere[..., None], 0.0), tensor_group, False
+        )
         return y
 
     embedding.forward = forward
@@ -212,18 +237,21 @@ class _Copied(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """The sum over the ranks, in x itself, which nothing else reads."""
+    """The sum over the ranks, in x itself, which nothing else reads.
+
+    A recomputation that keeps products hands them back as sums: what is a `product` is summed once.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup, product: bool) -> Tensor:
         ctx.mark_dirty(x)
-        # In a recomputation that keeps x, a product, it is the sum already.
-        as_one(lambda: tensor_group.all_reduce(x))
+        total = partial(tensor_group.all_reduce, x)
+        as_one(total) if product else total()
         return x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
 
 
 class _Gathered(torch.autograd.Function):

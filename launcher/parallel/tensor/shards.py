@@ -31,7 +31,10 @@ class ShardRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParameterShard:
-    """A rank's shard of a parameter: ranges of its rows, or one range of its columns."""
+    """A rank's shard of a parameter: ranges of its rows, or one range of its columns.
+
+    Several matrices that are one parameter are below each other, with as many rows of each.
+    """
 
     full_shape: tuple[int, ...]
     rows: tuple[Bounds, ...] = ()
@@ -46,23 +49,28 @@ class ParameterShard:
     def shape(self) -> tuple[int, ...]:
         """Shape of the shard."""
         if self.columns is not None:
-            return (self.full_shape[0], self.columns[1] - self.columns[0])
-        if self.rows:
-            return (sum(end - begin for begin, end in self.rows), *self.full_shape[1:])
-        return self.full_shape
+            return (*self.full_shape[:-1], self.columns[1] - self.columns[0])
+        if not self.rows:
+            return self.full_shape
+        *matrices, _, width = self.full_shape if self.full_shape[1:] else (*self.full_shape, 0)
+        count = sum(end - begin for begin, end in self.rows) // math.prod(matrices)
+        return (*matrices, count, width) if self.full_shape[1:] else (count,)
 
     def take(self, value: Tensor) -> Tensor:
         """The shard of a full value."""
         if self.columns is not None:
-            return value[:, slice(*self.columns)].contiguous()
-        return torch.cat([value[begin:end] for begin, end in self.rows]) if self.rows else value
+            return value[..., slice(*self.columns)].contiguous()
+        if not self.rows:
+            return value
+        below = value.flatten(0, max(0, value.ndim - 2))
+        return torch.cat([below[begin:end] for begin, end in self.rows]).view(self.shape)
 
     def ranges(self, first: int, last: int) -> Iterator[ShardRange]:
         """Place elements [first, last) of the flattened shard in the flattened parameter."""
         if self.columns is not None:
             yield from self._column_ranges(first, last)
             return
-        width, offset = math.prod(self.full_shape[1:]), 0
+        width, offset = math.prod(self.full_shape[1:][-1:]), 0
         for begin, end in self.rows or ((0, self.full_shape[0]),):
             numel = (end - begin) * width
             low, high = max(first, offset), min(last, offset + numel)
@@ -73,7 +81,7 @@ class ParameterShard:
     def _column_ranges(self, first: int, last: int) -> Iterator[ShardRange]:
         """Whole rows are runs of one length; partial rows at either end are ranges of their own."""
         assert self.columns is not None
-        pitch, (left, right) = self.full_shape[1], self.columns
+        pitch, (left, right) = self.full_shape[-1], self.columns
         run = right - left
         begin = min(-(-first // run) * run, last)  # of the first whole row
         edges = (first, begin, max(begin, last // run * run), last)
@@ -119,7 +127,10 @@ def _planned(
         case "rows":
             return replace(whole, rows=(bounds(whole.full_shape[0], rank),))
         case "columns":
-            return replace(whole, columns=bounds(whole.full_shape[1], rank))
+            return replace(whole, columns=bounds(whole.full_shape[-1], rank))
+        case "packed":
+            experts, both, _ = whole.full_shape
+            return replace(whole, rows=_sections([both // 2] * 2 * experts, rank))
     return whole
 
 

@@ -71,6 +71,8 @@ def test_every_element_of_a_sharded_parameter_is_one_ranks(model: ModelConfig, r
         ParameterShard((12, 3), rows=((0, 2), (4, 6), (8, 10))),
         ParameterShard((6, 8), columns=(3, 5)),
         ParameterShard((6, 8), columns=(0, 8)),
+        ParameterShard((2, 3, 8), columns=(3, 5)),
+        ParameterShard((2, 4, 3), rows=((1, 3), (5, 7))),
     ],
 )
 def test_any_range_of_a_shard_is_found_in_the_parameter(shard: ParameterShard) -> None:
