@@ -18,7 +18,8 @@ _SELECTIVE: Final = {"activation_checkpointing": "selective"}
 _FP8: Final = {"precision": "fp8"}
 _BY_TWO: Final = {"global_batch": 8}
 _SEQUENCES: Final = {"context_parallel": 2}
-_MATRICES: Final = {"strategy": "single", "tensor_parallel": 2}
+_HALVES: Final = {"tensor_parallel": 2}
+_MATRICES: Final = {"strategy": "single", **_HALVES}
 _GRAD_OP: Final = {"strategy": "fsdp", "reshard_after_forward": False}
 _FSDP: Final = {"strategy": "fsdp"}
 _DDP: Final = {"strategy": "ddp"}
@@ -101,6 +102,8 @@ CASES: Final = (
     *(_case(USERS, each) for each in (_DDP, _FSDP, _zero(2))),
     _case(USERS, _zero(3), _FULL),
 )
+MESHED: Final = (_case("gemma2", _FSDP, _HALVES), _case("qwen3", _zero(3), _HALVES))
+"""On four ranks, of which two share matrices."""
 GIVEN: Final = (
     _case("mixtral", _zero(3)),
     _case("gemma2", _FSDP),
@@ -128,6 +131,7 @@ RESUMED: Final = tuple(
 """A case of each architecture: saved half-way, continued under another strategy, exported."""
 MEASURED: Final = (
     *RESUMED,
+    *MESHED,
     *(case for case in CASES if case.architecture == USERS and case not in RESUMED),
     *(case for case in CASES if case.changes.get("precision") == "fp8"),
     *(case for case in CASES if case.architecture == "falcon_h1" and case not in RESUMED),

@@ -27,6 +27,7 @@ from foreign_cases import (
     CASES,
     GIVEN,
     MEASURED,
+    MESHED,
     RESUMED,
     STEPS,
     TARGETS,
@@ -81,7 +82,7 @@ _STEADY = ("second", "third")
 def main() -> None:
     folder, *names = sys.argv[1:]
     os.chdir(folder)
-    cases = [case for case in CASES if case.name in names]
+    cases = [case for case in (*CASES, *MESHED) if case.name in names]
     with rank_of_group(timeout_s=60) as world:
         alone = replace(world, rank=0, local_rank=0, size=1, local_size=1)
         plain = {(case.architecture, case.accumulation): case for case in cases}

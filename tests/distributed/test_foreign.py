@@ -1,7 +1,7 @@
 """Decoders of transformers train like a plain loop of transformers and torch, however sharded."""
 
 import pytest
-from foreign_cases import ADAPTED, BOTH, CASES, GIVEN, MEASURED, RESUMED, USERS, Case
+from foreign_cases import ADAPTED, BOTH, CASES, GIVEN, MEASURED, MESHED, RESUMED, USERS, Case
 from harness import HERE, Results, run_ranks, selected, write_text
 
 ALONE = {case.architecture: case for case in CASES}
@@ -13,12 +13,15 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("foreign")
     write_text(folder / "text.txt")
     asked = [params.get("case") for params in selected(request)]
-    names = [case.name for case in (*CASES, *GIVEN, *ADAPTED) if None in asked or case in asked]
+    groups = [
+        [ranks, "foreign_rank", folder, *(c.name for c in cases if None in asked or c in asked)]
+        for ranks, cases in ((2, (*CASES, *GIVEN, *ADAPTED)), (4, MESHED))
+    ]
     more = {"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}"}
-    return Results.of(folder, run_ranks((2, "foreign_rank", folder, *names), **more))
+    return Results.of(folder, run_ranks(*(g for g in groups if len(g) > 3), **more))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *MESHED], ids=lambda case: case.name)
 def test_sharded_like_a_plain_loop(case: Case, results: Results) -> None:
     plain = results.get(plain=case.architecture, accumulation=case.accumulation)["losses"]
     losses = results.get(name=case.name)["losses"]

@@ -119,7 +119,7 @@ def test_what_is_not_kept_is_sent_again(kept: str, dropout: float) -> None:
     assert sent_in_a_step(run) == planned(run)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full", "every=2"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
