@@ -1,5 +1,6 @@
 """Shared by all tests: a corpus cache of the session's own, and one thread per process."""
 
+import gc
 import os
 import signal
 
@@ -14,6 +15,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Ignored in what a script starts with `&`, and in its children: they could not be sent one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is imported by now from garbage collection, as a run does."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
