@@ -129,7 +129,7 @@ def is_hidden(name: str, shape: Sequence[int]) -> bool:
     """Return whether a parameter is a matrix of a block: no table of scalars, as one bias for each
     expert is, nor matrices that are one parameter together, as those of experts are."""
     matrix = name.rpartition(".")[2] in ("weight", "lora_a", "lora_b")
-    return matrix and block_of(name) is not None and len(shape) == 2 and min(shape) > 1
+    return matrix and block_of(name) is not None and len(shape) == 2 and 1 not in shape
 
 
 def with_adamw(new_hidden: Callable[[Groups, OptimChoice], torch.optim.Optimizer]) -> Build:

@@ -414,7 +414,7 @@ def test_io_of_nvme_is_passed_on(path: Path) -> None:
         == (handed["aio"])
     )
     moved = handed["zero_optimization"]["offload_optimizer"]
-    assert (moved["pipeline_read"], moved["buffer_count"]) == (True, 11)
+    assert (moved["pipeline_read"], moved["buffer_count"]) == (True, 12)
 
 
 def test_what_runs_is_said(path: Path) -> None:

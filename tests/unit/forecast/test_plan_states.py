@@ -112,8 +112,8 @@ def test_what_an_update_holds(changes: dict[str, Any], shape: tuple[int, ...]) -
     dtype = torch.bfloat16 if choice.precision == "bf16-pure" else torch.float32
     weight = torch.nn.Parameter(torch.randn(shape, dtype=dtype))
     module = torch.nn.Module()
-    module.blocks = torch.nn.ModuleList([torch.nn.Linear(1, 1)])  # Muon needs both kinds
-    module.blocks[0].own = weight
+    module.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(1, 1)])
+    module.blocks[1].weight = weight  # beside another matrix, which Muon needs
     optimizer = entry.build(module, choice)
     with LiveTrace() as trace:
         for _ in range(2):  # the first step makes the states
@@ -124,7 +124,7 @@ def test_what_an_update_holds(changes: dict[str, Any], shape: tuple[int, ...]) -
     # Scalars and Adafactor's row and column means are left out of the arithmetic.
     small = 8 * sum(shape) + 64
     held = trace.peak_bytes() - before
-    costs = entry.costs("blocks.0.own", shape, choice, "cpu")
+    costs = entry.costs("blocks.1.weight", shape, choice, "cpu")
     assert held == pytest.approx(costs.temporary_bytes, abs=small)
 
 
