@@ -2,7 +2,7 @@
 
 engine.py   hands model and optimizer to DeepSpeed    config.py   the config of DeepSpeed
 states.py   where DeepSpeed keeps training state      swap.py     and on NVMe, nvme_*.py around it
-fraction.py which sub-groups of stage 3 are not offloaded
+fraction.py which sub-groups of stage 3 are not offloaded    saved.py   experts that autograd saves
 forecast/   its allocations and its traffic; imported by the forecast only
 """
 

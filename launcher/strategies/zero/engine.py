@@ -21,6 +21,7 @@ from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.native import Gradients
 from launcher.strategies.zero.config import build_config
 from launcher.strategies.zero.fraction import accumulate_beside_masters, leaving_on_device
+from launcher.strategies.zero.saved import saving_places
 from launcher.strategies.zero.states import count_states, zero_state
 from launcher.strategies.zero.swap import (
     fill_swapped,
@@ -82,6 +83,8 @@ class ZeroEngine:
         self._norm_is_ours = inputs.config.sharding.zero == 0
         self._shards = inputs.model_shards
         self._gradients = Gradients(engine.module, self._shards)
+        sharded = inputs.config.sharding.zero == 3
+        self._saving = saving_places(engine.module) if sharded else contextlib.nullcontext()
 
     def begin_step(self, lr: float) -> None:
         for group in self._engine.optimizer.param_groups:
@@ -91,7 +94,8 @@ class ZeroEngine:
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
     ) -> Tensor:
         self._engine.set_gradient_accumulation_boundary(last)
-        loss: Tensor = self._engine(tokens, targets, starts)
+        with self._saving:
+            loss: Tensor = self._engine(tokens, targets, starts)
         return loss
 
     def backward(self, loss: Tensor) -> None:
