@@ -56,8 +56,9 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
 
 WIDE: Mapping[str, Mapping[str, Any]] = {
     "olmo2-64": {**ARCHITECTURES["olmo2"], "hidden_size": 64, "intermediate_size": 64},
+    "mixtral-512": {**ARCHITECTURES["mixtral"], "hidden_size": 64, "intermediate_size": 512},
 }
-"""Whose rows can be quantised."""
+"""Whose rows can be quantised, and whose experts ZeRO-3 does not leave gathered."""
 
 _MORE_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "gemma": {"head_dim": 8},

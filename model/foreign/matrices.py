@@ -30,9 +30,9 @@ of its inputs and a summand of its outputs. What lies between both and is summed
 gradient has a summand on each rank."""
 EXPERTS: Final = "moe_tp_experts"
 PACKED: Final = "packed_colwise"
-"""Of a module of experts, and of its first parameter [experts, 2 * width, in], a gate and what it
-multiplies; the second one, [experts, out, width], is row-wise. Each rank has some of the width of
-every expert, and a summand of their outputs."""
+"""Styles of a module of experts, and of its first parameter [experts, 2 * width, in], a gate and
+what it multiplies; the second one, [experts, out, width], is row-wise. Each rank has some of the
+width of every expert, and a summand of their outputs."""
 BY_ROWS: Final = (COLUMN, GATHERED)
 BY_COLUMNS: Final = (ROW, SPLIT)
 

@@ -1,5 +1,5 @@
-"""Whether a decoder of transformers computes with shards of its matrices what it does with whole
-ones: asked of its plan, and of a model without memory whose matrices are as narrow as shards."""
+"""Check that a decoder of transformers computes with shards of its matrices what it does with whole
+ones: by its plan, and by a model without memory whose matrices are as narrow as shards."""
 
 from __future__ import annotations
 

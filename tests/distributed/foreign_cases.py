@@ -94,6 +94,7 @@ CASES: Final = (
     _case("phi", _MATRICES, {"loss_chunk": 10}),
     _case("gemma2", _zero(3), {"precision": "bf16"}),
     _case("mixtral", _FSDP, {"precision": "bf16"}),
+    _case("mixtral-512", _zero(3), {"precision": "bf16"}),
     _case("falcon_h1", _zero(1), {"precision": "bf16"}),
     _case("phi3", _FSDP, _FP8),
     _case("qwen3_moe", _FSDP, _SELECTIVE, _FP8),
@@ -134,7 +135,7 @@ MEASURED: Final = (
     *MESHED,
     *(case for case in CASES if case.architecture == USERS and case not in RESUMED),
     *(case for case in CASES if case.changes.get("precision") == "fp8"),
-    *(case for case in CASES if case.architecture == "falcon_h1" and case not in RESUMED),
+    *(c for c in CASES if c.architecture in ("falcon_h1", "mixtral-512") and c not in RESUMED),
     *(case for case in CASES if "optimizer" in case.changes and case not in RESUMED),
     *ADAPTED,
 )

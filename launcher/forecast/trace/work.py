@@ -89,7 +89,7 @@ class Sent(NamedTuple):
     """Collectives of one kind."""
 
     size_bytes: float
-    """Of their whole tensors."""
+    """Sum of the whole tensors' sizes."""
     pieces: float
 
     def plus(self, other: "Sent", times: float) -> "Sent":

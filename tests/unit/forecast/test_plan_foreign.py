@@ -99,7 +99,7 @@ def test_block_inputs_are_on_the_host_where_they_are_offloaded(name: str) -> Non
 
 
 def test_products_in_fp8_are_those_of_linear_layers_alone() -> None:
-    """Of q, k, v and output: not of the router, the experts or the head."""
+    """Products of q, k, v and output are; those of the router, the experts and the head are not."""
     model = foreign_config(ARCHITECTURES["mixtral"])
     compute = replace(ON_GPU, fp8=True)
     work = blocks.pass_work(model, compute, micro_batch=2, seq_len=40)

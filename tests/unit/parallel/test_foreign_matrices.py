@@ -31,7 +31,7 @@ SHARDED = (
     *("mixtral", "nemotron", "olmo2", "phi", "phi3", "qwen2_moe", "qwen3", "smollm3"),
     "starcoder2",
 )
-"""Of each kind of attention and MLP that a plan names."""
+"""Each kind of attention and MLP that a plan names is among them."""
 
 
 def whole(name: str, **changes: Any) -> ForeignConfig:
@@ -45,7 +45,7 @@ def test_shards_have_the_loss_and_gradients_of_the_whole(name: str) -> None:
 
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
 def test_blocks_that_are_recomputed_sum_once(checkpointing: str) -> None:
-    """What is kept of gemma2's products, before its second norms, are sums."""
+    """Products of gemma2 that are kept, before its second norms, are sums."""
     require_matrix_parity(replace(whole("gemma2"), activation_checkpointing=checkpointing))
 
 

@@ -1,4 +1,4 @@
-"""What stage 3 releases after a block's forward is not kept by what autograd has saved of it."""
+"""Stage 3 releases experts after a block's forward, and autograd keeps nothing of them."""
 
 from typing import Any
 
