@@ -1,11 +1,12 @@
 """One training run on one GPU and its figures, in FOLDER/run.json.
 
-    python bench/gpu/one_run.py FOLDER [--hold-ledger] TRAIN_FLAG...
+    python bench/gpu/one_run.py FOLDER [--hold-ledger] [--decoder NAME] TRAIN_FLAG...
 
 40 steps, on bytes, since no tokenizer has to be trained for that. `ledger` has each line of the
 steady peak as planned and as measured, in bytes; `--hold-ledger` fails where one is off by more
 than 0.05% of the planned peak and what cuBLASLt takes in torch 2.11. Losses of equal models and
-precisions can be compared between runs: weights and batches are the same.
+precisions can be compared between runs: weights and batches are the same. `--decoder` trains one of
+decoders.py from random weights.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from decoders import DECODERS, write_config
 from machine import stands_in
 from runs import ROOT, Run
 
@@ -39,7 +41,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hold-ledger", action="store_true")
+    parser.add_argument("--decoder", choices=DECODERS)
     options, flags = parser.parse_known_args()
+    if options.decoder:
+        flags += ["--model", str(write_config(options.decoder, options.folder))]
     run = options.folder / "run"
     command = [sys.executable, "-m", "launcher.torchrun", "--nproc", "1", "-m", "launcher.train"]
     command += [*FLAGS, *flags, "--out", str(run)]

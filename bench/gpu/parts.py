@@ -21,7 +21,7 @@ SMALL = ("--model", "seed-134m", "--micro-batch", "8", "--lr", "5e-4")
 
 def parts() -> list[Part]:
     """All parts in their order."""
-    sections = (default, kernels, strategies, precision, compiled, peers, inference)
+    sections = (default, kernels, strategies, precision, compiled, decoders, peers, inference)
     return [part for section in sections for part in section()]
 
 
@@ -52,6 +52,9 @@ def default() -> Iterator[Part]:
     operators = ("bench/gpu/operators.py", "{out}")
     yield script("default", "operators", 15, *operators, *SEED)
     yield script("default", "operators-llama", 15, *operators, *LLAMA, "--compile", "off")
+    for name, flags in (("", SEED), ("-llama", LLAMA)):
+        compiled = (*operators, *flags, "--compile", "on")
+        yield script("default", f"operators{name}-compiled", 30, *compiled)
     limited = ("--model", "seed-134m", "--precision", "bf16", "--memory-limit", "48GiB")
     yield training("default", "largest-batch", 110, *limited, "--micro-batch", "auto")
 
@@ -100,6 +103,36 @@ def compiled() -> Iterator[Part]:
     yield training("compile", "fp8", 45, *SEED, "--precision", "fp8", *on)
     attention = ("tests/gpu/test_attention.py", "-k", "compiled and sdpa or flex and 300")
     yield tests("compile", "attention", 45, "-n", "8", *attention)
+
+
+def decoders() -> Iterator[Part]:
+    """Decoders of transformers: ledger, time, and losses against the same run without the flag."""
+    shape = ("--micro-batch", "64", "--lr", "5e-4")
+    choices: dict[str, dict[str, tuple[str, ...]]] = {
+        "phi3": {
+            "default": ("--compile", "off"),
+            "compiled": ("--compile", "on"),
+            "fp8": ("--precision", "fp8"),
+            "selective": ("--activation-checkpointing", "selective"),
+            "muon": ("--optimizer", "muon"),
+        },
+        "gemma2": {
+            "default": ("--compile", "off"),
+            "offload": ("--activation-checkpointing", "offload"),
+            "fsdp": ("--strategy", "fsdp"),
+            "nf4": ("--lora-rank", "8", "--random-base", "--quantize-base", "nf4"),
+        },
+        "mixtral": {
+            "default": ("--compile", "off"),
+            "fsdp": ("--strategy", "fsdp"),
+            "zero3": ("--zero", "3"),
+        },
+        "gpt_oss": {"default": ("--compile", "off")},
+    }
+    for name, ways in choices.items():
+        for way, flags in ways.items():
+            of = ("--hold-ledger", "--decoder", name, *shape, *flags)
+            yield training("decoders", f"{name}-{way}", 30, *of)
 
 
 def peers() -> Iterator[Part]:

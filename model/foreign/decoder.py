@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from launcher.model.foreign.adapters import adapt
 from launcher.model.foreign.config import USERS, ForeignConfig
+from launcher.model.foreign.documents import separated_at
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
 from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
@@ -69,7 +70,8 @@ class ForeignDecoder(nn.Module):
         asked: dict[str, Any] = {"output_router_logits": True} if routed else {}
         if (positions := self.positions(tokens, starts)) is not None:
             asked["position_ids"] = positions
-        output = self.causal.base_model(input_ids=tokens, use_cache=False, **asked)
+        with separated_at(starts):
+            output = self.causal.base_model(input_ids=tokens, use_cache=False, **asked)
         loss_or_logits: Tensor = self.causal.get_output_embeddings()(
             output.last_hidden_state, targets
         )

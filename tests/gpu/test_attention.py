@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from launcher.model.attention import KERNELS, choose, kernel_for
 from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
 from launcher.model.gpt import GPT
+from launcher.strategies.compiled import compile_blocks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -174,7 +175,7 @@ def test_a_compiled_model_is_the_same_model(
         torch.manual_seed(0)
         model = GPT(replace(config, attention=attention, activation_checkpointing=mode)).cuda()
         if compiled:
-            model.compile()
+            compile_blocks(model, kept_share=1.0)
         with torch.autocast("cuda", torch.bfloat16):
             loss = model(tokens, tokens.roll(-1, 1))
         loss.backward()

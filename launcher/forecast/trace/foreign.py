@@ -1,5 +1,5 @@
-"""Decoders of transformers in a trace: blocks that compute the same, decisions that it takes by
-values, and kernels that fake tensors lack."""
+"""Decoders of transformers in a trace: blocks that compute the same, and kernels that fake tensors
+lack."""
 
 import contextlib
 import json
@@ -58,36 +58,22 @@ def with_blocks(model: ForeignConfig, numbers: Sequence[int]) -> ForeignConfig |
     return few if block_kinds(few) == tuple(kinds[n] for n in numbers) else None
 
 
-def _numbered(positions: Tensor) -> Tensor:
-    """positions [B, T] -> the number of each token's document, as transformers computes it."""
-    steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
-    return (steps != 1).cumsum(-1)
-
-
 @contextlib.contextmanager
-def as_with_values(model: ModelConfig, dtype: torch.dtype, *, documents: bool) -> Iterator[None]:
-    """Have transformers allocate on fake tensors what it does on real ones; nothing for our own
-    decoder.
-
-    It looks for packed documents in the positions, of which our sequences have none unless asked
-    for, and takes a T x T mask where it cannot look (transformers 5.23's masking_utils.py).
-    torch's grouped products of experts are faked in bf16 only.
-    """
-    if not isinstance(model, ForeignConfig) or USERS in model.fields:
+def fake_experts(model: ModelConfig, dtype: torch.dtype) -> Iterator[None]:
+    """Give transformers grouped products of experts on fake tensors: torch fakes its own in bf16
+    only. Nothing for our own decoder."""
+    if dtype == torch.bfloat16 or not isinstance(model, ForeignConfig) or USERS in model.fields:
         yield
         return
-    from transformers import masking_utils
     from transformers.integrations import moe
 
-    masks, experts = cast(Any, masking_utils), cast(Any, moe)
-    packed, grouped = masks.find_packed_sequence_indices, experts._grouped_mm
-    masks.find_packed_sequence_indices = _numbered if documents else lambda position_ids: None
-    if dtype != torch.bfloat16:
-        experts._grouped_mm = lambda rows, weight, offs: _GroupedProduct.apply(rows, weight, offs)
+    experts = cast(Any, moe)
+    grouped = experts._grouped_mm
+    experts._grouped_mm = lambda rows, weight, offs: _GroupedProduct.apply(rows, weight, offs)
     try:
         yield
     finally:
-        masks.find_packed_sequence_indices, experts._grouped_mm = packed, grouped
+        experts._grouped_mm = grouped
 
 
 class _GroupedProduct(torch.autograd.Function):

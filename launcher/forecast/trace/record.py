@@ -23,7 +23,7 @@ from launcher.forecast.trace.events import (
     Trace,
     Tuned,
 )
-from launcher.forecast.trace.foreign import as_with_values
+from launcher.forecast.trace.foreign import fake_experts
 from launcher.forecast.trace.fp8 import Compiled, round_linears
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import gpu_kernels, layer_norm
@@ -190,19 +190,16 @@ def record_trace(
     recorder = Recorder(compute, partial_bytes)
     on_cpu = compute.device_type == "cpu"
     model_parallel = recorded_groups(rank, compute, recorder.work)
-    kernels = contextlib.nullcontext(model) if on_cpu else gpu_kernels(model, recorder.work)
-    with FakeTensorMode() as fake, kernels as traced:
-        module = _fake_decoder(model_parallel, traced, compute, fake)
+    kernels = contextlib.nullcontext() if on_cpu else gpu_kernels(model, recorder.work)
+    with FakeTensorMode() as fake, kernels:
+        module = _fake_decoder(model_parallel, model, compute, fake)
         _follow(module, recorder)  # a segment begins behind what a module says of its end
         if compute.stage3:
             mark_modules(module, recorder.module)
-        # To a GPU's own kernel documents are no T x T mask.
-        masks = compute.documents and traced.attention == model.attention
-        count = 3 if masks else 2  # tokens, targets, starts
+        count = 3 if compute.documents else 2  # tokens, targets, starts
         inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
         with contextlib.ExitStack() as around:
-            values = as_with_values(model, compute.params_dtype, documents=compute.documents)
-            around.enter_context(values)
+            around.enter_context(fake_experts(model, compute.params_dtype))
             around.enter_context(as_other_trainers(model, module))
             if compute.stage3:
                 around.enter_context(stage3_linears())

@@ -98,6 +98,22 @@ def test_block_inputs_are_on_the_host_where_they_are_offloaded(name: str) -> Non
     assert away == [rows_bytes, later]
 
 
+def test_an_empty_tensor_that_torch_saves_beside_them_stays_where_it_is() -> None:
+    model = foreign_config(ARCHITECTURES["gemma2"], activation_checkpointing="offload")
+    trace = blocks.trace_micro_batch(model, ON_GPU, micro_batch=2, seq_len=64)
+    for place, events in trace.forward:
+        events.insert(0, Allocated(-100 - place.layer, 0, "activations"))
+    for place, events in trace.backward:
+        events.append(Freed(-100 - place.layer))
+    away = [
+        event.size_bytes
+        for _, events in blocks.on_host(trace).forward
+        for event in events
+        if isinstance(event, Allocated) and event.where == "host"
+    ]
+    assert away == 2 * [2 * 64 * 32 * 2]
+
+
 def test_products_in_fp8_are_those_of_linear_layers_alone() -> None:
     """Products of q, k, v and output are; those of the router, the experts and the head are not."""
     model = foreign_config(ARCHITECTURES["mixtral"])
