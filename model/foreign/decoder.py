@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from launcher.model.foreign.adapters import adapt
 from launcher.model.foreign.config import USERS, ForeignConfig
-from launcher.model.foreign.documents import separated_at
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
+from launcher.model.foreign.patches import patch_transformers, separated_at
 from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
 from launcher.model.recompute import AllProducts, recomputed
@@ -138,6 +138,7 @@ def new_causal(document: str, attention: str) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
     from transformers.initialization import no_init_weights
 
+    patch_transformers()
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     config.dtype = torch.float32  # master weights; strategies cast what they compute with
     config._attn_implementation = None if attention == "auto" else attention

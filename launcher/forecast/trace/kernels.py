@@ -108,8 +108,9 @@ def _power_of_two(number: int) -> int:
 
 
 @contextlib.contextmanager
-def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[None]:
-    """Have norms, attention and loss of a model allocate as on a GPU."""
+def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfig]:
+    """Have norms, attention and loss allocate as on a GPU; gives the model to trace in the place of
+    `model`."""
     # Functions of modules have no place to be assigned to, to a type checker.
     functional, of_loss = cast(Any, F), cast(Any, head_loss)
     attention, composed_norm = functional.scaled_dot_product_attention, functional.rms_norm
@@ -160,7 +161,7 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[None]:
     functional.dropout = dropout
     of_loss.fuses, of_loss.add_product_ = lambda device_type: True, _add_in_place
     try:
-        yield
+        yield model
     finally:
         functional.scaled_dot_product_attention, functional.rms_norm = attention, composed_norm
         functional.dropout = composed_dropout

@@ -190,16 +190,19 @@ def record_trace(
     recorder = Recorder(compute, partial_bytes)
     on_cpu = compute.device_type == "cpu"
     model_parallel = recorded_groups(rank, compute, recorder.work)
-    kernels = contextlib.nullcontext() if on_cpu else gpu_kernels(model, recorder.work)
-    with FakeTensorMode() as fake, kernels:
-        module = _fake_decoder(model_parallel, model, compute, fake)
+    kernels = contextlib.nullcontext(model) if on_cpu else gpu_kernels(model, recorder.work)
+    with FakeTensorMode() as fake, kernels as traced:
+        module = _fake_decoder(model_parallel, traced, compute, fake)
         _follow(module, recorder)  # a segment begins behind what a module says of its end
         if compute.stage3:
             mark_modules(module, recorder.module)
-        count = 3 if compute.documents else 2  # tokens, targets, starts
+        # To a GPU's own kernel documents are no T x T mask.
+        masks = compute.documents and traced.attention == model.attention
+        count = 3 if masks else 2  # tokens, targets, starts
         inputs = [torch.zeros(micro_batch, seq_len, dtype=torch.int64) for _ in range(count)]
         with contextlib.ExitStack() as around:
-            around.enter_context(fake_experts(model, compute.params_dtype))
+            computed = torch.bfloat16 if compute.autocast else compute.params_dtype
+            around.enter_context(fake_experts(model, computed))
             around.enter_context(as_other_trainers(model, module))
             if compute.stage3:
                 around.enter_context(stage3_linears())

@@ -1,0 +1,52 @@
+"""Two functions of transformers 5.23 that do otherwise here."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def separated_at(starts: Tensor | None) -> Iterator[None]:
+    """Have masks keep attention in the documents that begin at `starts` [B, T]; None for sequences
+    that are one document each.
+
+    transformers looks for documents in the positions: a device is waited for in every forward, only
+    to hear what is known here.
+    """
+    _here.starts = starts
+    try:
+        yield
+    finally:
+        del _here.starts
+
+
+@cache
+def patch_transformers() -> None:
+    """Have its masks ask `separated_at`, and its grouped experts heed autocast."""
+    from transformers import masking_utils
+    from transformers.integrations import moe
+
+    masks, experts = cast(Any, masking_utils), cast(Any, moe)
+    packed, grouped = masks.find_packed_sequence_indices, experts._grouped_mm
+
+    def documents_of(position_ids: Tensor) -> Tensor | None:
+        known: Tensor | None = _here.starts if hasattr(_here, "starts") else packed(position_ids)
+        return known
+
+    def grouped_product(rows: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+        # torch's grouped product is none of autocast's operators, unlike the linear layers that
+        # transformers takes one by one where it does not group.
+        if torch.is_autocast_enabled(rows.device.type):
+            weight = weight.to(torch.get_autocast_dtype(rows.device.type))
+        product: Tensor = grouped(rows, weight, offs=offs)
+        return product
+
+    masks.find_packed_sequence_indices = documents_of
+    experts._grouped_mm = grouped_product
