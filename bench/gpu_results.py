@@ -10,14 +10,19 @@ from launcher.forecast.efficiency import predicted_range
 
 FOLDER = Path(__file__).parent / "results" / "gpu-h200"
 GPU = "H200"
-SECTIONS = ("default", "strategies", "precision", "compile")
+SECTIONS = ("default", "strategies", "precision", "compile", "decoders")
 """Sections that hold training runs."""
-SHAPES = {"llama-3.2-1b": "Llama shape"}
+SHAPES = {
+    **{"llama-3.2-1b": "Llama shape", "phi3": "Phi-3", "gemma2": "Gemma 2", "mixtral": "Mixtral"},
+    "gpt_oss": "gpt-oss",
+}
 OF_THE_SHAPE = (
     *("--model", "--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"),
-    *("--context", "--micro-batch", "--lr"),
+    *("--context", "--micro-batch", "--lr", "--decoder"),
 )
 """Flags that stand in no table."""
+OF_OTHER_LOSSES = frozenset({"--window", "--lora-rank", "muon"})
+"""Flags, and values of them, with which another function is trained, or in another way."""
 
 
 def records() -> dict[str, dict[str, Any]]:
@@ -60,7 +65,8 @@ def off(run: Mapping[str, Any]) -> float:
 
 def shape_of(run: Mapping[str, Any]) -> str:
     """The model, and sequences x tokens of a step."""
-    model = run["flags"][run["flags"].index("--model") + 1]
+    named = "--decoder" if "--decoder" in run["flags"] else "--model"
+    model = run["flags"][run["flags"].index(named) + 1]
     return f"{SHAPES.get(model, model)}, {run['micro_batch']} x {run['seq_len']}"
 
 
@@ -84,10 +90,10 @@ def planned_s(run: Mapping[str, Any]) -> tuple[float, float] | None:
 def loss_off(run: Mapping[str, Any]) -> str:
     """Largest relative difference of a step's loss from the first run of the same shape.
 
-    Nothing where the function is another one (a window).
+    Nothing where others are to be expected.
     """
     alike = [other for other in measured() if shape_of(other) == shape_of(run)]
-    if not alike or alike[0]["part"] == run["part"] or "--window" in run["flags"]:
+    if not alike or alike[0]["part"] == run["part"] or OF_OTHER_LOSSES & {*run["flags"]}:
         return ""
     pairs = zip(run["losses"], alike[0]["losses"], strict=False)
     most = max(abs(ours - theirs) / theirs for ours, theirs in pairs)

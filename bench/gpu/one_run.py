@@ -43,13 +43,15 @@ def main() -> None:
     parser.add_argument("--hold-ledger", action="store_true")
     parser.add_argument("--decoder", choices=DECODERS)
     options, flags = parser.parse_known_args()
+    decoder, model = [], []
     if options.decoder:
-        flags += ["--model", str(write_config(options.decoder, options.folder))]
+        decoder = ["--decoder", options.decoder]
+        model = ["--model", str(write_config(options.decoder, options.folder))]
     run = options.folder / "run"
     command = [sys.executable, "-m", "launcher.torchrun", "--nproc", "1", "-m", "launcher.train"]
-    command += [*FLAGS, *flags, "--out", str(run)]
+    command += [*FLAGS, *model, *flags, "--out", str(run)]
     code = subprocess.run(command, cwd=ROOT, env=os.environ | for_children()).returncode
-    found = {"flags": flags, **figures(run)}
+    found = {"flags": [*decoder, *flags], **figures(run)}
     (options.folder / "run.json").write_text(json.dumps(found, indent=1) + "\n")
     if code:
         sys.exit(code)

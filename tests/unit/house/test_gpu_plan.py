@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from one_run import off_plan
-from parts import parts
+from parts import LATER, parts
 from plan import INSTALL_S, install, slug
 from runner import Part
 
@@ -252,11 +252,12 @@ def test_a_file_that_is_none_of_results_is_named(content: str, tmp_path: Path) -
 
 def test_the_plan_is_25_minutes_in_the_order_of_what_it_tells() -> None:
     chosen = parts()
-    assert sum(part.budget_s for part in chosen) + INSTALL_S <= 25 * 60
+    first = [part.budget_s for part in chosen if part.section not in LATER]
+    assert sum(first) + INSTALL_S <= 25 * 60
     assert len({part.label for part in chosen}) == len(chosen)
     sections = list(dict.fromkeys(part.section for part in chosen))
     assert sections == [
-        *("default", "kernels", "strategies", "precision", "compile", "peers", "inference")
+        *("default", "kernels", "strategies", "precision", "compile", "peers", *LATER)
     ]
     assert chosen[0].label == "default/run"
     files = {word for part in chosen for word in part.words if word.endswith(".py")}
