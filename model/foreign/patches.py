@@ -1,10 +1,11 @@
-"""Two functions of transformers 5.23 that do otherwise here."""
+"""Two functions of transformers 5.23 that do otherwise here; in a version without them, nothing."""
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from functools import cache
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,20 +34,24 @@ def patch_transformers() -> None:
     from transformers import masking_utils
     from transformers.integrations import moe
 
-    masks, experts = cast(Any, masking_utils), cast(Any, moe)
-    packed, grouped = masks.find_packed_sequence_indices, experts._grouped_mm
+    _replace(masking_utils, "find_packed_sequence_indices", _documents)
+    _replace(moe, "_grouped_mm", _product)
 
-    def documents_of(position_ids: Tensor) -> Tensor | None:
-        known: Tensor | None = _here.starts if hasattr(_here, "starts") else packed(position_ids)
-        return known
 
-    def grouped_product(rows: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-        # torch's grouped product is none of autocast's operators, unlike the linear layers that
-        # transformers takes one by one where it does not group.
-        if torch.is_autocast_enabled(rows.device.type):
-            weight = weight.to(torch.get_autocast_dtype(rows.device.type))
-        product: Tensor = grouped(rows, weight, offs=offs)
-        return product
+def _replace(module: ModuleType, name: str, by: Callable[..., Any]) -> None:
+    if (theirs := getattr(module, name, None)) is not None:
+        setattr(module, name, partial(by, theirs))
 
-    masks.find_packed_sequence_indices = documents_of
-    experts._grouped_mm = grouped_product
+
+def _documents(theirs: Callable[..., Any], position_ids: Tensor) -> Tensor | None:
+    known: Tensor | None = _here.starts if hasattr(_here, "starts") else theirs(position_ids)
+    return known
+
+
+def _product(theirs: Callable[..., Any], rows: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    # torch's grouped product is none of autocast's operators, unlike the linear layers that
+    # transformers takes one by one where it does not group.
+    if torch.is_autocast_enabled(rows.device.type):
+        weight = weight.to(torch.get_autocast_dtype(rows.device.type))
+    product: Tensor = theirs(rows, weight, offs=offs)
+    return product
