@@ -14,7 +14,7 @@ SECTIONS = ("default", "strategies", "precision", "compile", "decoders")
 """Sections that hold training runs."""
 SHAPES = {
     **{"llama-3.2-1b": "Llama shape", "phi3": "Phi-3", "gemma2": "Gemma 2", "mixtral": "Mixtral"},
-    "gpt_oss": "gpt-oss",
+    **{"gemma3_text": "Gemma 3", "olmo2": "OLMo 2", "gpt_oss": "gpt-oss"},
 }
 OF_THE_SHAPE = (
     *("--model", "--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"),

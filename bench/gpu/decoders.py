@@ -17,6 +17,8 @@ _EXPERTS = {
 DECODERS: Mapping[str, Mapping[str, Any]] = {
     "phi3": {},
     "gemma2": {"sliding_window": 64, "query_pre_attn_scalar": 64},
+    "gemma3_text": {"sliding_window": 64, "query_pre_attn_scalar": 64},
+    "olmo2": {},
     "mixtral": _EXPERTS,
     "gpt_oss": {
         **_EXPERTS,

@@ -1,4 +1,4 @@
-"""What a GPU is asked in 25 minutes, the most valuable first; and LATER in 12 more.
+"""What a GPU is asked in 25 minutes, the most valuable first; and LATER in 16 more.
 
 Budgets are seconds that the parts took on an H200 with 16 slow cores, rounded up to 5. Those of
 parts without a result in bench/results/gpu-h200 are estimates.
@@ -121,9 +121,12 @@ def decoders() -> Iterator[Part]:
         "gemma2": {
             "default": ("--compile", "off"),
             "offload": ("--activation-checkpointing", "offload"),
+            "compiled": ("--compile", "on"),
             "fsdp": ("--strategy", "fsdp"),
             "nf4": ("--lora-rank", "8", "--random-base", "--quantize-base", "nf4"),
         },
+        "gemma3_text": {"default": ("--compile", "off"), "compiled": ("--compile", "on")},
+        "olmo2": {"default": ("--compile", "off"), "compiled": ("--compile", "on")},
         "mixtral": {
             "default": ("--compile", "off"),
             "fsdp": ("--strategy", "fsdp"),

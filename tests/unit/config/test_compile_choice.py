@@ -1,10 +1,13 @@
 """`--compile auto`: off on a CPU, and on a GPU unless it was tested and pays for so many steps."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_architectures import ARCHITECTURES
 
-from launcher.config.compile_choice import COMPILE_S
+from launcher.config.compile_choice import COMPILE_S, SAVED_BYTES_DECODERS
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 
@@ -19,6 +22,13 @@ def resolved(device: str = "cuda", before: bool | None = None, **changes: Any) -
     config = RunConfig().replace(**LARGE | changes)
     # Its libraries may be missing here.
     return resolve(config, world_size=2, device_type=device, elsewhere=True, compiled_before=before)
+
+
+def of_transformers(folder: Path, name: str, **changes: Any) -> Resolved:
+    (folder / "config.json").write_text(json.dumps(ARCHITECTURES[name]))
+    sizes = {"model": str(folder), "micro_batch": 125, "steps": 10**7, "strategy": "ddp"}
+    config = RunConfig().replace(**sizes | changes)
+    return resolve(config, world_size=2, device_type="cuda", elsewhere=True)
 
 
 def test_on_a_cpu_nothing_is_compiled_and_nothing_said() -> None:
@@ -125,6 +135,35 @@ def test_blocks_of_which_nothing_was_measured_are_not_compiled() -> None:
         assert run.config.loop.compile is False
     assert resolved(**other, precision="fp8").config.loop.compile is True
     assert resolved(**other, before=True).config.loop.compile is True
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_decoders_of_transformers_that_were_measured_are_compiled(
+    strategy: str, tmp_path: Path
+) -> None:
+    for name in SAVED_BYTES_DECODERS:
+        for steps, compiled in ((10**7, True), (300, False)):
+            run = of_transformers(tmp_path, name, strategy=strategy, steps=steps)
+            assert run.config.loop.compile is compiled, (name, run.compile_reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("mixtral", {}, "this decoder of transformers"),
+        ("olmo2", {"precision": "fp8"}, "--precision fp8 and a decoder of transformers"),
+        (
+            "olmo2",
+            {"activation_checkpointing": "full"},
+            "--activation-checkpointing full and a decoder of transformers",
+        ),
+    ],
+)
+def test_other_decoders_of_transformers_are_not(
+    name: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    run = of_transformers(tmp_path, name, **changes)
+    assert run.compile_lines() == [f"compile: off (auto: not tested with {reason})"]
 
 
 @pytest.mark.parametrize("before", [True, False])

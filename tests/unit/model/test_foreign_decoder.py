@@ -16,6 +16,7 @@ from tiny_architectures import ARCHITECTURES, MORE
 from torch import Tensor
 
 from launcher.config.arguments import parse_run_config
+from launcher.config.compile_choice import KEPT_SHARE
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import main as plan
@@ -34,6 +35,7 @@ from launcher.model.recompute import AllProducts, recomputed
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import states_of
 from launcher.strategies.build_inputs import _to_fp8, materialize_whole
+from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError
 
@@ -267,6 +269,19 @@ def test_no_gradient_depends_on_what_is_recomputed(fields: Mapping[str, Any]) ->
     plain = found.pop("none")
     for mode, others in found.items():
         torch.testing.assert_close(others, plain, msg=lambda text: f"{mode}: {text}")  # noqa: B023
+
+
+def test_compiled_blocks_have_the_gradients_of_others() -> None:
+    tokens = torch.randint(260, (2, 16), generator=torch.Generator().manual_seed(0))
+    found = []
+    for compiled in (False, True):
+        model = built(foreign_config(ARCHITECTURES["gemma3_text"]))
+        if compiled:
+            compile_blocks(model, kept_share=KEPT_SHARE)
+        loss = model(tokens, tokens)
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_a_kept_product_that_is_changed_in_place_is_not_changed_again() -> None:
