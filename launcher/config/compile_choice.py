@@ -126,7 +126,7 @@ def _untested(setting: Setting) -> Iterator[str]:
     """Yield each choice that was not tested with compiled blocks on a GPU."""
     config, model = setting.config, setting.model
     foreign = isinstance(model, ForeignConfig)
-    if isinstance(model, ForeignConfig) and not _saved_bytes(setting):
+    if foreign and not _saved_bytes(setting):
         yield "this decoder of transformers"
     for section, names in _AT_DEFAULT.items():
         ours, default = getattr(config, section), getattr(_DEFAULT, section)
