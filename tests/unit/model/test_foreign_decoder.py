@@ -276,10 +276,11 @@ def test_compiled_blocks_have_the_gradients_of_others() -> None:
     found = []
     for compiled in (False, True):
         model = built(foreign_config(ARCHITECTURES["gemma3_text"]))
-        if compiled:
-            compile_blocks(model, kept_share=KEPT_SHARE)
-        loss = model(tokens, tokens)
-        loss.backward()
+        with torch._functorch.config.patch(activation_memory_budget=1.0):  # for the next test
+            if compiled:
+                compile_blocks(model, kept_share=KEPT_SHARE)
+            loss = model(tokens, tokens)
+            loss.backward()
         found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     torch.testing.assert_close(found[1], found[0])
 
