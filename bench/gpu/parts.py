@@ -1,4 +1,4 @@
-"""What a GPU is asked in 25 minutes, the most valuable first; and LATER in 16 more.
+"""Parts of 25 minutes on a GPU, the most valuable first; sections of LATER take 16 more.
 
 Budgets are seconds that the parts took on an H200 with 16 slow cores, rounded up to 5. Those of
 parts without a result in bench/results/gpu-h200 are estimates.

@@ -264,7 +264,7 @@ def _relative(other: Place, template: Place, instance: Place, traced: Sequence[i
 def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
     """Return what each block has saved: the first that is allocated in its forward and freed in its
     own backward. A norm without parameters behind the last block is recorded in that, too; torch
-    before 2.12 saves an empty tensor beside each input."""
+    2.11 saves an empty tensor beside each input."""
     freed: dict[Key, int] = {
         event.key: place.layer
         for place, events in trace.backward
