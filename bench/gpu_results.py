@@ -82,9 +82,16 @@ def chosen(run: Mapping[str, Any]) -> str:
 
 
 def planned_s(run: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Least and most seconds of a step by the run's own plan."""
-    seconds = (run.get("plan") or {}).get("predicted_step_s")
+    """Least and most seconds of a step by today's plan, or else by the run's own."""
+    path = planned_path()
+    today = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    seconds = today.get(run["part"]) or (run.get("plan") or {}).get("predicted_step_s")
     return predicted_range(seconds) if seconds else None
+
+
+def planned_path() -> Path:
+    """Where `bench/gpu_planned.py` puts seconds of steps: part -> seconds."""
+    return FOLDER.with_name("gpu_h200_planned.json")
 
 
 def loss_off(run: Mapping[str, Any]) -> str:

@@ -1,22 +1,25 @@
-"""Fit the constants of `launcher/forecast/efficiency.py` to published seconds.
+"""Fit the constants of `launcher/forecast/efficiency.py` to measured seconds.
 
     python bench/published_fit.py [--rounds N]
 
-Takes those rows of `published_rows.py` alone that its rule gives for fitting, and moves one
-constant after the other by a few percent while that brings predictions closer. Prints the
-constants, to be written into efficiency.py by hand, and how far off the rows are then.
+Takes those rows of `published_rows.py` alone that its rule gives for fitting, and by the same rule
+runs of `bench/gpu/plan.py` on an H200. Moves one constant after the other by a few percent while
+that brings predictions closer. Prints the constants, to be written into efficiency.py by hand, and
+how far off the rows are then.
 """
 
 import argparse
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from gpu_planned import resolved_of, seconds_of
+from gpu_results import measured
 from published_plan import run_of, time_of
-from published_rows import Row, published_rows
+from published_rows import Row, published_rows, to_fit
 
 from launcher.config.resolve import Resolved
 from launcher.forecast import efficiency, on_gpu, timing
@@ -31,7 +34,7 @@ OF_ARCHITECTURES: Final[dict[Architecture, tuple[str, ...]]] = {
     "blackwell": ("matmul", "attention"),
 }
 OF_ALL: Final = (
-    *("COMPILED_ELEMENTWISE", "RING_ATTENTION", "FP8_GAIN", "CONTENTION"),
+    *("FUSED_RATE", "RING_ATTENTION", "FP8_GAIN", "CONTENTION"),
     *("FETCH_HOOK_OPERATORS", "GRADIENT_HOOK_OPERATORS"),
 )
 OPTIMISM: Final = 1.5
@@ -40,15 +43,34 @@ OTHERS_WEIGHT: Final = 4.0
 """Of a row that is not one of llm-foundry's: about as much for all of them as for its 112."""
 
 
+HOST_BOUND: Final = frozenset(
+    {
+        *("default/small", "default/small-eager", "decoders/phi3-selective"),
+        *("decoders/mixtral-default", "decoders/mixtral-fsdp", "decoders/mixtral-zero3"),
+        *("decoders/gpt_oss-default", "strategies/zero2", "strategies/zero3", "strategies/fsdp"),
+        "strategies/optimizer-offloaded",
+    }
+)
+"""Runs on the H200 that its slow host bounds, or small kernels."""
+
+
+class Fitted(NamedTuple):
+    """A measured step, and what is predicted for it."""
+
+    predict: Callable[[], float]
+    measured_s: float
+    weight: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    runs = fitted_runs()
+    runs = list(fitted_runs())
     # They depend on no constant.
     vars(timing)["passes_work"] = _by_identity(passes_work)
     loss = total_loss(runs)
-    print(f"{len(runs)} rows: loss {loss:.4f}")
+    print(f"{len(runs)} runs: loss {loss:.4f}")
     for number in range(options.rounds):
         for change in (1.15, 1.05) if number == 0 else (1.06, 1.02):
             loss = one_round(runs, loss, change)
@@ -57,24 +79,31 @@ def main() -> None:
         print(architecture, value)
     for constant in OF_ALL:
         print(constant, getattr(efficiency, constant))
-    others = [(row, run) for row, run in runs if not row.key.startswith("mpt-")]
-    tenths = statistics.quantiles((there / said for said, there in pairs(others)), n=10)
+    others = (run.measured_s / run.predict() for run in runs if run.weight > 1.0)
+    tenths = statistics.quantiles(others, n=10)
     print(
-        f"published over predicted, without llm-foundry's: one in ten below {tenths[0]:.2f}, "
+        f"measured over predicted, without llm-foundry's: one in ten below {tenths[0]:.2f}, "
         f"one in ten above {tenths[-1]:.2f}"
     )
 
 
-def fitted_runs() -> list[tuple[Row, Resolved]]:
-    """Rows to fit with, and the runs that they are."""
-    return [
-        (row, run_of(row))
-        for row in published_rows()
-        if row.fits_constants and row.step_s is not None and not row.unlike_seconds
-    ]
+def fitted_runs() -> Iterator[Fitted]:
+    """Runs to fit with: published ones, and our own."""
+    for row in published_rows():
+        if row.fits_constants and row.step_s is not None and not row.unlike_seconds:
+            weight = 1.0 if row.key.startswith("mpt-") else OTHERS_WEIGHT
+            yield Fitted(partial(_published_s, row, run_of(row)), row.step_s, weight)
+    for record in measured():
+        if to_fit(record["part"]) and record["part"] not in HOST_BOUND:
+            run = resolved_of(record)
+            yield Fitted(partial(seconds_of, run), record["step_s"], OTHERS_WEIGHT)
 
 
-def one_round(runs: list[tuple[Row, Resolved]], loss: float, change: float) -> float:
+def _published_s(row: Row, run: Resolved) -> float:
+    return time_of(row, run).total_s
+
+
+def one_round(runs: Sequence[Fitted], loss: float, change: float) -> float:
     """Move each constant up or down while that helps."""
     for architecture, fields in OF_ARCHITECTURES.items():
         for field in fields:
@@ -85,7 +114,7 @@ def one_round(runs: list[tuple[Row, Resolved]], loss: float, change: float) -> f
 
 
 def moved(
-    runs: list[tuple[Row, Resolved]], loss: float, change: float, scale: Callable[[float], None]
+    runs: Sequence[Fitted], loss: float, change: float, scale: Callable[[float], None]
 ) -> float:
     """The least loss along one constant."""
     for factor in (change, 1 / change):
@@ -99,20 +128,15 @@ def moved(
     return loss
 
 
-def total_loss(runs: list[tuple[Row, Resolved]]) -> float:
+def total_loss(runs: Sequence[Fitted]) -> float:
     """Mean of the logarithms' distances."""
-    total = weights = 0.0
-    for (row, _), (said, published) in zip(runs, pairs(runs), strict=True):
-        weight = 1.0 if row.key.startswith("mpt-") else OTHERS_WEIGHT
-        off = math.log(said / published)
+    if max(efficiency.CONTENTION, efficiency.FUSED_RATE) > 1.0:
+        return math.inf  # shares
+    total = 0.0
+    for predict, measured_s, weight in runs:
+        off = math.log(predict() / measured_s)
         total += weight * (off if off > 0 else -OPTIMISM * off)
-        weights += weight
-    return total / weights
-
-
-def pairs(runs: list[tuple[Row, Resolved]]) -> list[tuple[float, float]]:
-    """(predicted, published) seconds."""
-    return [(time_of(row, run).total_s, row.step_s or 0.0) for row, run in runs]
+    return total / sum(run.weight for run in runs)
 
 
 def _scale(architecture: Architecture, field: str, factor: float) -> None:

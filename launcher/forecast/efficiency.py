@@ -1,8 +1,9 @@
 """What share of a data sheet's peaks training reaches, and what each start of something costs.
 
 All constants of predicted seconds on GPUs that nobody has measured, each with its source. Fitted
-ones come from `bench/published_fit.py`, on those published runs alone that its rule gives it; what
-they are worth is in docs/accuracy.md. `shardscale profile` measures the same ones where it can.
+ones come from `bench/published_fit.py`, on those runs alone that its rule gives it, published ones
+and some of ours; what they are worth is in docs/accuracy.md. `shardscale profile` measures the same
+ones where it can.
 """
 
 import math
@@ -61,7 +62,7 @@ EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
         matmul=0.75, matmul_fp32=0.45, attention=0.40, elementwise=0.5, operator_s=8e-6
     ),
     "hopper": Efficiency(
-        matmul=0.705, matmul_fp32=0.75, attention=0.355, elementwise=0.336, operator_s=4.7e-6
+        matmul=0.67, matmul_fp32=0.75, attention=0.345, elementwise=0.38, operator_s=4.7e-6
     ),
     "blackwell": Efficiency(
         matmul=0.54, matmul_fp32=0.45, attention=0.364, elementwise=0.34, operator_s=6e-6
@@ -75,20 +76,18 @@ BACKEND_ATTENTION: Final = {"efficient": 0.5, "cudnn": 1.5}
 """Rates of sdpa's backends where one is asked for, over that of FlashAttention-2."""
 
 # Fitted.
-COMPILED_ELEMENTWISE: Final = 1.77
-"""Rate of elementwise work in compiled blocks, which fuse it, over that of single kernels."""
+FUSED_RATE: Final = 0.64
+"""Of kernels that torch.compile has fused, over that of a copy."""
 RING_ATTENTION: Final = 0.5
 """Rate of attention over keys that a ring has brought, over that of a rank's own: smaller kernels,
 sums in fp32 between them. Of torch's ring, the only one with published runs."""
-FP8_GAIN: Final = 1.74
+FP8_GAIN: Final = 1.32
 """Rate of products in fp8 over that in bf16, without the casts around them."""
 CONTENTION: Final = 0.97
 """Of the shorter of communication and computation that run side by side: NCCL's kernels take
 multiprocessors and memory bandwidth, and what is fetched ahead is not always there in time."""
 
 # Assumed, of the order that torch's profiler shows.
-COMPILED_OPERATORS: Final = 0.3
-"""Operators that the host starts in compiled blocks, for one that it dispatches else."""
 KERNEL_S: Final = 2.5e-6
 """Of the device, between the end of one kernel and the work of the next."""
 
@@ -117,9 +116,9 @@ GRADIENT_HOOK_OPERATORS: Final = 17
 GROUP_HOOK_OPERATORS: Final = 50
 """FSDP, for a group of parameters: gather and reshard, or reduce."""
 
-LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.75, 1.11
-"""Between these multiples of the prediction lie four of five published runs, of those that the
-constants were fitted to and that are not one project's many."""
+LEAST_OF_PREDICTED, MOST_OF_PREDICTED = 0.74, 1.12
+"""Between these multiples of the prediction lie four of five runs that the constants were fitted
+to, without those that are one project's many."""
 
 
 def predicted_range(seconds: float) -> tuple[float, float]:

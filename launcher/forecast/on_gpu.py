@@ -5,9 +5,8 @@ from functools import cache
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.efficiency import (
-    COMPILED_ELEMENTWISE,
-    COMPILED_OPERATORS,
     FP8_GAIN,
+    FUSED_RATE,
     KERNEL_S,
     RING_ATTENTION,
     backend_rate,
@@ -24,17 +23,25 @@ def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> fl
 
     Of a GPU that is not in the table only what its profile measured counts.
     """
-    compiled, gpu = resolved.config.loop.compiles, gpu_of(machine.name)
+    gpu = gpu_of(machine.name)
     backend = backend_rate(resolved.model.sdpa_backend, gpu)
     score_rate = backend * machine.attention_flops_per_s[type_] / ring_slowdown(resolved)
-    moving_rate = machine.elementwise_bytes_per_s * (COMPILED_ELEMENTWISE if compiled else 1)
-    kernels = work.kernels * _started(compiled) if gpu is not None else 0
+    kernels = work.kernels if gpu is not None else 0
     return (
         products_s(work, machine, type_)
         + work.attention_flops / score_rate
-        + work.elementwise_bytes / moving_rate
-        + work.copied_bytes / machine.copy_bytes_per_s
+        + moved_s(work, machine)
         + kernels * KERNEL_S
+    )
+
+
+def moved_s(work: Work, machine: Machine) -> float:
+    """Return the time of what memory bounds."""
+    fused_bytes_per_s = FUSED_RATE * machine.copy_bytes_per_s
+    return (
+        work.elementwise_bytes / machine.elementwise_bytes_per_s
+        + work.copied_bytes / machine.copy_bytes_per_s
+        + work.fused_bytes / fused_bytes_per_s
     )
 
 
@@ -52,11 +59,7 @@ def dispatched(work: Work, resolved: Resolved) -> float:
     """Operators that the host starts one by one."""
     if resolved.config.loop.cuda_graphs:
         return 0.0
-    return work.operators * _started(resolved.config.loop.compiles)
-
-
-def _started(compiled: bool) -> float:
-    return COMPILED_OPERATORS if compiled else 1.0
+    return work.operators
 
 
 def products_s(work: Work, machine: Machine, type_: str) -> float:

@@ -1,4 +1,4 @@
-"""Compiled blocks, for the trace: what torch.compile's graphs keep and hold, without any kernel.
+"""Compiled blocks, for the trace: what torch.compile's graphs keep, hold and move, and no kernel.
 
 Dynamo, AOTAutograd and inductor's partitioner are the real ones (torch 2.13.0's
 torch/_inductor/compile_fx.py, which offers a place for the compiler of one graph), so that what is
@@ -7,46 +7,63 @@ a kernel of its own, as a matrix product, has its operands and its result in mem
 between two of them is fused into kernels that write only what one of those reads, or the graph
 returns. Such a kernel writes over a tensor that nobody reads after it. Nothing is fused in another
 order than the graph's, but for copies in fp8; partial sums are left out.
+
+Work is counted kernel by kernel, too. A fused one moves what it reads and writes; those that follow
+each other and write as many elements are one, which reads what they share once.
 """
 
 import contextlib
 import logging
 import types
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from operator import getitem
-from typing import Any, Final
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
-_MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
-_FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
-_VIEWS: Final = frozenset({"reshape", "_unsafe_view"})
-_FUSED_NAMESPACES: Final = frozenset({"aten", "prims"})
-HearsOfKernel = Callable[[int, Sequence[tuple[int, int]]], None]
-"""Called with the bytes that a kernel writes over, and with pairs (bytes it writes, bytes of a
-tensor that ends there) for tensors that it would write over if they were as large."""
+from launcher.forecast.trace.counting import WorkCounter, paused
+from launcher.forecast.trace.fusion import (
+    call_of,
+    is_generator_state,
+    kernels_of,
+    launched,
+    moved_bytes,
+    numel,
+    owner_of,
+)
+
+
+class HearsOfKernels(Protocol):
+    """Hears of each kernel as it runs."""
+
+    work: WorkCounter
+
+    def tuned(self, copied_bytes: int, unlike: Sequence[tuple[int, int]]) -> None:
+        """A fused kernel has all that it reads and writes.
+
+        Args:
+            copied_bytes: what it writes over.
+            unlike: pairs (bytes it writes, bytes of a tensor that ends there) for tensors that it
+                would write over if they were as large.
+        """
 
 
 @contextlib.contextmanager
 def compiled(
-    blocks: Sequence[nn.Module], tuned: HearsOfKernel, kept_share: float
+    blocks: Sequence[nn.Module], recorder: HearsOfKernels, kept_share: float
 ) -> Iterator[None]:
     """In which each block's forward is compiled when it is called, as `nn.Module.compile` would.
 
-    `kept_share` as for `compile_blocks`. `tuned` hears of each fused kernel, when all it reads and
-    writes is there.
+    `kept_share` as for `compile_blocks`.
     """
     from torch._inductor.compile_fx import compile_fx  # seconds, and only here
 
     def backend(graph: GraphModule, inputs: Any) -> Any:
         compile_graph: Any = compile_fx
-        return compile_graph(graph, inputs, inner_compile=partial(_without_kernels, tuned))
+        return compile_graph(graph, inputs, inner_compile=partial(_without_kernels, recorder))
 
     compile_: Any = partial(torch.compile, backend=backend, dynamic=False)
     forward = compile_(_anew(type(blocks[0]).forward))
@@ -78,41 +95,35 @@ def _anew(function: Any) -> Any:
 
 
 def _without_kernels(
-    tuned: HearsOfKernel, graph: GraphModule, inputs: Any, **how: Any
+    recorder: HearsOfKernels, graph: GraphModule, inputs: Any, **how: Any
 ) -> Callable[[list[Any]], Any]:
-    run = _Graph(graph, tuned)
+    run = _Graph(graph, recorder)
 
     def boxed(inputs: list[Any]) -> list[Any]:
-        return run(inputs)
+        with paused():
+            outputs = run(inputs)
+        run.count(recorder.work)
+        return outputs
 
     vars(boxed)["_boxed_call"] = True  # as AOTAutograd knows that it may hand over its list
     return boxed
 
 
-@dataclass(slots=True)
-class _Kernel:
-    """What runs by itself: reads tensors, and writes new ones."""
-
-    writes: list[Node]
-    reads: set[Node]
-    fused: bool
-
-
 class _Graph:
     """Allocates and frees what the compiled code of a graph would."""
 
-    def __init__(self, graph: GraphModule, tuned: HearsOfKernel) -> None:
+    def __init__(self, graph: GraphModule, recorder: HearsOfKernels) -> None:
         nodes: list[Any] = list(graph.graph.nodes)
-        self.tuned = tuned
+        self.recorder = recorder
         self.inputs = [node for node in nodes if node.op == "placeholder"]
         self.outputs = [node if isinstance(node, Node) else None for node in nodes[-1].args[0]]
-        self.kernels = _kernels(nodes)
+        self.kernels = kernels_of(nodes)
         last = dict.fromkeys(self.inputs, 0)
         for number, kernel in enumerate(self.kernels):
             last |= dict.fromkeys([*kernel.reads, *kernel.writes], number)
         for node in self.outputs:
             if node is not None:
-                last.pop(_owner(node), None)
+                last.pop(owner_of(node), None)
         self.ends: list[list[Node]] = [[] for _ in self.kernels]
         for node, number in last.items():
             self.ends[number].append(node)
@@ -124,15 +135,26 @@ class _Graph:
         for kernel, ends in zip(self.kernels, self.ends, strict=True):
             for node in kernel.writes:
                 own = self._of_its_type(node, ends) if kernel.fused else []
-                over = next((old for old in own if _numel(old) == _numel(node)), None)
+                over = next((old for old in own if numel(old) == numel(node)), None)
                 held[node] = _empty(node) if over is None else held.pop(over)
                 if kernel.fused:
                     size_bytes = held[node].nbytes
                     unlike = [] if over else [(size_bytes, held[old].nbytes) for old in own]
-                    self.tuned(size_bytes if over else 0, unlike)
+                    self.recorder.tuned(size_bytes if over else 0, unlike)
             for node in ends:
                 held.pop(node, None)
-        return [None if n is None else _seen(held[_owner(n)], n) for n in self.outputs]
+        return [None if n is None else _seen(held[owner_of(n)], n) for n in self.outputs]
+
+    def count(self, work: WorkCounter) -> None:
+        """Add up the work of its kernels."""
+        for kernels in launched(self.kernels):
+            node = kernels[0].operator
+            if node is None:
+                work.fused(moved_bytes(kernels))
+                continue
+            operator, *args = call_of(node)
+            given, named = (map_arg(each, lambda n: n.meta["val"]) for each in (args, node.kwargs))
+            work.operator(operator, given, named, node.meta.get("val"))
 
     def _of_its_type(self, node: Node, ends: list[Node]) -> list[Node]:
         """Return the graph's own tensors of a result's type that end there: a fused kernel writes
@@ -143,117 +165,13 @@ class _Graph:
 
 def _empty(node: Node) -> Tensor:
     value = node.meta["val"]
-    if _is_generator_state(value):
+    if is_generator_state(value):
         return torch.empty(0)
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
 
 
-def _is_generator_state(value: Any) -> bool:
-    """Return whether this is a saved generator state: host memory, of a size that only the run
-    knows. A graph saves one for each fused attention that it recomputes."""
-    return not isinstance(value.numel(), int)
-
-
-def _numel(node: Node) -> Any:
-    return node.meta["val"].numel()
-
-
 def _seen(held: Any, node: Node) -> Any:
     value = node.meta["val"]
-    if node.op == "placeholder" or _is_generator_state(value):
+    if node.op == "placeholder" or is_generator_state(value):
         return held
     return held.as_strided(value.size(), value.stride(), value.storage_offset())
-
-
-def _root(node: Any) -> Any:
-    """The operator that has returned a node, alone or among others."""
-    while node.target is getitem:
-        node = node.args[0]
-    return node
-
-
-def _owner(node: Any) -> Any:
-    """Whose memory a node is in."""
-    while _is_view(root := _root(node)):
-        node = root.args[0]
-    return node
-
-
-def _is_view(node: Node) -> bool:
-    target = node.target
-    return isinstance(target, OpOverload) and (target.is_view or target._opname in _VIEWS)
-
-
-def _is_fused(node: Node) -> bool:
-    target = node.target
-    if not isinstance(target, OpOverload):
-        return False
-    own = target._opname in _MATRIX_PRODUCTS or "attention" in target._opname
-    return target.namespace in _FUSED_NAMESPACES and not own
-
-
-def _tensors(node: Node) -> list[Node]:
-    """List what an operator returns."""
-    items = [user for user in node.users if user.target is getitem]
-    return [leaf for item in items for leaf in _tensors(item)] if items else [node]
-
-
-def _kernels(nodes: list[Any]) -> list[_Kernel]:
-    """List the kernels of a graph, in its order."""
-    calls = [n for n in nodes if n.op == "call_function" and n.target is not getitem]
-    calls = [node for node in calls if not _is_view(node)]
-    written = {_owner(node) for node in nodes[-1].args[0] if isinstance(node, Node)}
-    for node in calls:
-        if not _is_fused(node):
-            written |= {_owner(read) for read in node.all_input_nodes} | {*_tensors(node)}
-    found: list[_Kernel] = []
-    sources: dict[Node, set[Node]] = {}
-    fused: dict[Node, _Kernel] = {}
-    for node in calls:
-        reads: set[Node] = set()
-        for owner in map(_owner, node.all_input_nodes):
-            reads |= {owner} if owner in written or owner.op != "call_function" else sources[owner]
-        tensors = _tensors(node)
-        sources |= dict.fromkeys(tensors, reads)
-        writes = [tensor for tensor in tensors if tensor in written]
-        source = fused.get(next(iter(reads))) if len(reads) == 1 else None
-        if source is not None and _is_copy_in_fp8(node):
-            source.writes += writes
-        elif _is_fused(node):
-            own = [_Kernel([tensor], reads, fused=True) for tensor in writes]
-            fused |= {kernel.writes[0]: kernel for kernel in own}
-            found += own
-        else:
-            found.append(_Kernel(writes, reads, fused=False))
-    return _with_last_products(found)
-
-
-def _is_copy_in_fp8(node: Node) -> bool:
-    """Return whether inductor fuses an operator with the cast that it copies."""
-    return _opname(node) == "clone" and node.meta["val"].dtype in _FP8
-
-
-def _with_last_products(kernels: list[_Kernel]) -> list[_Kernel]:
-    """Put products in fp8 last of which no other product needs the result: gradients of weights.
-
-    Inductor may run them at any place; their operands, copies in fp8, are held until then.
-    """
-    readers: defaultdict[Node, list[_Kernel]] = defaultdict(list)
-    for kernel in kernels:
-        for node in kernel.reads:
-            readers[node].append(kernel)
-    needed: set[int] = set()  # by a product or attention behind it
-    for kernel in reversed(kernels):
-        after = [reader for node in kernel.writes for reader in readers[node]]
-        if any(not reader.fused or id(reader) in needed for reader in after):
-            needed.add(id(kernel))
-    late: set[int] = set()
-    for kernel in kernels:
-        begins = not kernel.fused and _opname(kernel.writes[0]) == "_scaled_mm"
-        if begins and id(kernel) not in needed:
-            late |= {id(kernel), *(id(r) for node in kernel.writes for r in readers[node])}
-    return sorted(kernels, key=lambda kernel: id(kernel) in late)
-
-
-def _opname(node: Node) -> str:
-    return str(getattr(_root(node).target, "_opname", ""))

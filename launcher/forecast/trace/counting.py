@@ -8,12 +8,20 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.forecast.trace.events import Place, Works
+from launcher.forecast.trace.operators import (
+    COLLECTIVES,
+    kind_of,
+    moved_bytes,
+    name_of,
+    tensors_in,
+)
 from launcher.forecast.trace.work import Product, Repeat, SegmentWork, Work
 
 T = TypeVar("T")
@@ -41,7 +49,10 @@ class WorkCounter:
         """An operator has run."""
         if self.paused:
             return
-        here, kind = self.works[self.place, self.repeat], _kind(func)
+        here, kind = self.works[self.place, self.repeat], kind_of(func)
+        if kind == "collective":
+            here.sent[COLLECTIVES[name_of(func)], max(args[0].nbytes, out.nbytes)] += 1
+            return
         here.operators += 1
         if kind == "view":
             return
@@ -49,15 +60,24 @@ class WorkCounter:
         if kind == "product":
             total, left, right = _operands(args)
             self.product(left, right, out, total=total)
+        elif kind == "fp8 product":
+            self.product(args[0], args[1], out, fp8=True)
         elif kind == "grouped product":
-            self._grouped_products(_name(func), args, out)
+            self._grouped_products(name_of(func), args, out)
         elif kind == "convolution":
-            self._convolution(_name(func), args, out)
+            self._convolution(name_of(func), args, out)
         elif kind == "attention":
             here.attention_flops[self._attention_flops(func, args)] += 1
         else:
             moved = here.copied_bytes if kind == "copy" else here.elementwise_bytes
-            moved.update(_moved_bytes(func, args, out))
+            moved.update(moved_bytes(func, args, out))
+
+    def fused(self, moved: Iterable[int]) -> None:
+        """A kernel of compiled code has run, which has read and written so many bytes."""
+        if not self.paused:
+            self.here.operators += 1
+            self.here.kernels += 1
+            self.here.fused_bytes.update(moved)
 
     def product(
         self,
@@ -129,27 +149,21 @@ def counting(counter: WorkCounter) -> Iterator[None]:
         _active.pop()
 
 
-def as_kernel(
-    compute: Callable[[], T], *read: Tensor, moved_bytes: int | None = None, copies: bool = False
-) -> T:
-    """Return what `compute` does, counted as one kernel that reads `read` and writes the result.
+def _counts() -> bool:
+    """Return whether somebody counts here: not what a compiler looks at, whose graph is counted."""
+    return bool(_active) and not _active[-1].paused and not torch.compiler.is_compiling()
 
-    Args:
-        moved_bytes: what it reads and writes, where that is not so.
-        copies: it changes no values but their type.
-    """
-    if not _active or _active[-1].paused:
+
+def as_kernel(compute: Callable[[], T], *read: Tensor) -> T:
+    """Return what `compute` does, counted as one kernel that reads `read` and writes the result."""
+    if not _counts():
         return compute()
     with paused():
         out = compute()
     here = _active[-1].here
     here.operators += 1
     here.kernels += 1
-    moved = here.copied_bytes if copies else here.elementwise_bytes
-    if moved_bytes is None:
-        moved.update(tensor.nbytes for tensor in (*read, *_tensors((out,))))
-    else:
-        moved[moved_bytes] += 1
+    here.elementwise_bytes.update(tensor.nbytes for tensor in (*read, *tensors_in((out,))))
     return out
 
 
@@ -162,7 +176,7 @@ def note_product(
     fp8: bool = False,
 ) -> None:
     """Count a product left x right that no operator of the recording computes."""
-    if _active and not _active[-1].paused:
+    if _counts():
         here = _active[-1].here
         here.operators += 1
         here.kernels += 1
@@ -199,55 +213,6 @@ def work_of_call(call: Callable[[], Any]) -> Work:
     return counter.here.total(lambda size: size)
 
 
-# What operators are, by the name in their schema. Others read their operands and write a result.
-_VIEWS: Final = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-)
-_VIEWS_TOO: Final = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias"})
-_PRODUCTS: Final = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"})
-_GROUPED: Final = frozenset({"_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"})
-"""Products of experts: torch's own, and what transformers has where that cannot run."""
-_COPIES: Final = frozenset(
-    {
-        *("_to_copy", "copy_", "clone", "cat", "stack", "constant_pad_nd", "repeat"),
-        *("fill_", "zero_", "zeros", "zeros_like", "ones_like", "new_zeros", "full", "new_full"),
-    }
-)
-_CONVOLUTIONS: Final = frozenset({"convolution", "convolution_backward"})
-_OVER_MANY: Final = ("_foreach_", "_fused_")
-_WRITE_ALL: Final = frozenset({"copy_", "fill_", "zero_"})
-"""Do not read what they write to."""
-_LOOK_UP: Final = frozenset({"embedding", "index", "index_select", "gather"})
-"""Read as much of a table as they return."""
-_SCATTER: Final = frozenset({"scatter_", "scatter_add_"})
-"""Change as many elements as they have indices."""
-_FUSED_LOSS: Final = "softmax_gradient_"
-"""Reads the logits twice, for the sum and for the gradient (launcher/model/softmax_kernel.py)."""
-
-
-@cache
-def _kind(func: Any) -> str:
-    name = _name(func)
-    if func.is_view or name in _VIEWS or name in _VIEWS_TOO or func.namespace == "prim":
-        return "view"
-    if name in _PRODUCTS:
-        return "product"
-    if name in _GROUPED:
-        return "grouped product"
-    if "attention" in name:
-        return "attention"
-    if name in _CONVOLUTIONS:
-        return "convolution"
-    # Of an optimizer, over many tensors at once: as fast as a copy.
-    return "copy" if name in _COPIES or name.startswith(_OVER_MANY) else "elementwise"
-
-
-@cache
-def _name(func: Any) -> str:
-    name: str = func._schema.name.partition("::")[2]
-    return name
-
-
 @cache
 def _attention_arguments(func: Any) -> tuple[dict[str, int], bool]:
     names = [argument.name for argument in func._schema.arguments]
@@ -258,38 +223,3 @@ def _operands(args: Any) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return what a product is added to, if anything, and its operands."""
     *total, left, right = [arg for arg in args if isinstance(arg, Tensor)]
     return total[0] if total else None, left, right
-
-
-def _moved_bytes(func: Any, args: Any, out: Any) -> list[int]:
-    """Bytes that are read and written, one by one: each is a product of dimensions."""
-    name = _name(func)
-    written = [tensor.nbytes for tensor in _tensors((out,))]
-    if name == _FUSED_LOSS:
-        return [*3 * [args[0].nbytes], *written]
-    if name in _SCATTER:
-        return 2 * [args[2].numel() * args[0].element_size()]
-    if name in _LOOK_UP:
-        return 2 * written
-    read = args[1:] if name in _WRITE_ALL else args
-    if not func._schema.returns:  # what it changes is written, too
-        changed = (is_written(argument) for argument in func._schema.arguments)
-        written = [
-            t.nbytes
-            for arg, is_ in zip(args, changed, strict=False)
-            if is_
-            for t in _tensors((arg,))
-        ]
-    return [*written, *(tensor.nbytes for tensor in _tensors(read))]
-
-
-def is_written(argument: Any) -> bool:
-    """Return True for an argument of a schema that its operator changes."""
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)

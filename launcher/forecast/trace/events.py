@@ -84,8 +84,7 @@ class Compute:
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
     documents, `compiled` for compiled blocks, which keep at most `kept_share` of what they would,
-    `fp8` for linears in it, whose casts may be compiled alone. `resident_threads` are those of the
-    GPU, 0 of an unknown one.
+    `fp8` for linears in it. `resident_threads` are those of the GPU, 0 of an unknown one.
     """
 
     device_type: str = "cpu"
@@ -98,7 +97,6 @@ class Compute:
     compiled: bool = False
     kept_share: float = 1.0
     fp8: bool = False
-    casts_compiled: bool = False
 
 
 PartialBytes = Callable[[int, int, int], int]

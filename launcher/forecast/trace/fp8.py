@@ -5,44 +5,42 @@ weight are kept as they are, not a cast of the weight. Both are scaled in fp32, 
 for each of the three products; what a product reads across its rows is copied to lie along them.
 
 In compiled blocks a graph has the operators themselves, and torch's partitioner chooses what of
-them is kept for backward: mostly the input in fp8, half of it in bf16. Where only their casts are
-compiled, a cast is two kernels.
+them is kept for backward: mostly the input in fp8, half of it in bf16.
 """
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from launcher.forecast.trace.counting import as_kernel, note_product
+from launcher.forecast.trace.counting import note_product
 from launcher.model.linears import fp8_linears
 from launcher.model.recompute import as_one
 
-COMPILED_CAST_BYTES: Final = 5
-"""Read and written by a compiled cast for an element of an operand in bf16: its largest, then
-scaled, saturated and cast."""
 _FORWARD: Final = torch.float8_e4m3fn
 _BACKWARD: Final = torch.float8_e5m2
 """Of gradients, whose range is wider."""
 
-Compiled = Literal["nothing", "casts", "blocks"]
 
-
-def round_linears(decoder: nn.Module, computed: torch.dtype, *, compiled: Compiled) -> None:
+def round_linears(decoder: nn.Module, computed: torch.dtype, *, in_graphs: bool) -> None:
     """Have the linear layers that torchao replaces allocate as its own, which compute in `computed`
-    around products."""
-    if compiled == "blocks":
+    around products.
+
+    Args:
+        in_graphs: blocks are compiled.
+    """
+    if in_graphs:
         # As torchao has it: dynamo does not look into the function. Imported in seconds.
         torch._dynamo.allow_in_graph(_Fp8Graph)
 
     class Rounding(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             x = x.to(computed)
-            if compiled == "blocks":
+            if in_graphs:
                 y: Tensor = _Fp8Graph.apply(x, self.weight.t())
             else:
                 with torch.autocast("cpu", enabled=False):
-                    y = _Fp8Linear.apply(x, self.weight, compiled == "casts")
+                    y = _Fp8Linear.apply(x, self.weight)
             return y if self.bias is None else y + self.bias.to(y.dtype)
 
     for linear in fp8_linears(decoder):
@@ -53,11 +51,10 @@ class _Fp8Linear(torch.autograd.Function):
     """The storages of matmul_with_hp_or_float8_args, without its values."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, casts_compiled: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.compiled = casts_compiled
         rows = x.reshape(-1, x.shape[-1])
-        operands = _in_fp8(rows, casts_compiled), _in_fp8(weight, casts_compiled)
+        operands = _in_fp8(rows), _in_fp8(weight)
         # The product alone is what selective checkpointing keeps.
         product = as_one(lambda: _fp8_product(rows, rows, weight.t(), *operands))
         return product.view(*x.shape[:-1], -1)
@@ -66,18 +63,14 @@ class _Fp8Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         shape, grad, x = x.shape, grad.flatten(0, -2), x.reshape(-1, x.shape[-1])
-        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(weight, ctx.compiled)
+        left, right = _in_fp8(grad), _in_fp8(weight)
         grad_x = _fp8_product(grad, grad, weight, left, right, right.clone())
-        left, right = _in_fp8(grad, ctx.compiled), _in_fp8(x, ctx.compiled)
+        left, right = _in_fp8(grad), _in_fp8(x)
         grad_weight = _fp8_product(grad, grad.t(), x, left, right, left.clone(), right.clone())
-        return grad_x.view(shape), grad_weight, None
+        return grad_x.view(shape), grad_weight
 
 
-def _in_fp8(tensor: Tensor, compiled: bool) -> Tensor:
-    if compiled:
-        moved_bytes = COMPILED_CAST_BYTES * tensor.numel()
-        cast_to = torch.uint8
-        return as_kernel(lambda: tensor.to(cast_to), moved_bytes=moved_bytes, copies=True)
+def _in_fp8(tensor: Tensor) -> Tensor:
     tensor.abs()  # of which the largest gives the scale
     scaled = tensor.to(torch.float32) * 1.0
     return scaled.clamp(-1.0, 1.0).to(torch.uint8)

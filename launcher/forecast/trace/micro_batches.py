@@ -88,11 +88,10 @@ def work_of(
 ) -> dict[Place, Work]:
     """Work of each segment of a micro-batch, mostly from a recording of another one.
 
-    What compiling fuses of it is no matter here, and neither is what else makes bytes differ from
-    a multiple of the micro-batch: a copy more or less of a single sequence.
+    What makes bytes differ from a multiple of the micro-batch is no matter here: a copy more or
+    less of a single sequence.
     """
-    casts_compiled = compute.fp8 and compute.compiled
-    compute = replace(compute, resident_threads=0, compiled=False, casts_compiled=casts_compiled)
+    compute = replace(compute, resident_threads=0)
     if not _grows_in_proportion(model, seq_len, rank):
         return _recorded_work(model, compute, micro_batch, seq_len, rank)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)

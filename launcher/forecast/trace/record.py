@@ -24,7 +24,7 @@ from launcher.forecast.trace.events import (
     Tuned,
 )
 from launcher.forecast.trace.foreign import fake_experts
-from launcher.forecast.trace.fp8 import Compiled, round_linears
+from launcher.forecast.trace.fp8 import round_linears
 from launcher.forecast.trace.gathering import mark_modules, stage3_linears
 from launcher.forecast.trace.kernels import gpu_kernels, layer_norm
 from launcher.forecast.trace.repeats import few_repeats
@@ -208,7 +208,7 @@ def record_trace(
                 around.enter_context(stage3_linears())
             if compute.compiled:
                 blocks = list(parts_of(module).blocks)
-                around.enter_context(compiled(blocks, recorder.tuned, compute.kept_share))
+                around.enter_context(compiled(blocks, recorder, compute.kept_share))
             if compute.device_type != "cpu":  # a CPU's kernels are not tuned
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
@@ -248,8 +248,7 @@ def _fake_decoder(
         for name, buffer in owner._buffers.items():
             owner._buffers[name] = None if buffer is None else fake.from_tensor(buffer)
     if compute.fp8:
-        casts: Compiled = "casts" if compute.casts_compiled else "nothing"
-        round_linears(module, torch.bfloat16, compiled="blocks" if compute.compiled else casts)
+        round_linears(module, torch.bfloat16, in_graphs=compute.compiled)
     return module
 
 

@@ -7,6 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 Repeat = Literal["once", "first_chunk", "chunk", "last_chunk"]
 """Which chunk of the loss runs; `chunk` stands for all between the first and the last."""
+_SUMMED: Final = ("attention_flops", "elementwise_bytes", "copied_bytes", "fused_bytes")
 
 
 class Product(NamedTuple):
@@ -37,8 +38,10 @@ class SegmentWork:
     """Read and written by operators that compute."""
     copied_bytes: Counter[int] = field(default_factory=Counter)
     """The same of casts, copies and fills."""
+    fused_bytes: Counter[int] = field(default_factory=Counter)
+    """The same of kernels that a compiler has fused."""
     operators: int = 0
-    """Dispatched, views included."""
+    """Dispatched, views included; of compiled blocks their kernels alone."""
     kernels: int = 0
     """Those that run something on the device."""
     sent: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -55,7 +58,7 @@ class SegmentWork:
                 inner=number(product.inner),
             )
             found.products[sized] += times
-        for name in ("attention_flops", "elementwise_bytes", "copied_bytes"):
+        for name in _SUMMED:
             counter = getattr(found, name)
             for size, times in getattr(self, name).items():
                 counter[number(size)] += times
@@ -66,19 +69,16 @@ class SegmentWork:
     def total(self, number: Callable[[int], int]) -> "Work":
         """Its sum, with `number(size)` in the place of each size."""
         found = self.mapped(number)
-        sums = (
-            sum(times * size for size, times in counter.items())
-            for counter in (found.attention_flops, found.elementwise_bytes, found.copied_bytes)
-        )
-        attention_flops, elementwise_bytes, copied_bytes = sums
+        sums = {
+            name: sum(times * size for size, times in getattr(found, name).items())
+            for name in _SUMMED
+        }
         sent: dict[str, Sent] = {}
         for (kind, size), times in found.sent.items():
             sent[kind] = sent.get(kind, Sent(0.0, 0.0)).plus(Sent(size, 1.0), times)
         return Work(
             products=found.products,
-            attention_flops=attention_flops,
-            elementwise_bytes=elementwise_bytes,
-            copied_bytes=copied_bytes,
+            **sums,
             operators=found.operators,
             kernels=found.kernels,
             sent=sent,
@@ -107,6 +107,7 @@ class Work:
     """Of fused kernels, less what they skip because the mask hides it."""
     elementwise_bytes: float
     copied_bytes: float
+    fused_bytes: float
     operators: float
     kernels: float
     sent: Mapping[str, Sent] = field(default_factory=dict)
@@ -130,6 +131,7 @@ class Work:
             attention_flops=self.attention_flops + times * other.attention_flops,
             elementwise_bytes=self.elementwise_bytes + times * other.elementwise_bytes,
             copied_bytes=self.copied_bytes + times * other.copied_bytes,
+            fused_bytes=self.fused_bytes + times * other.fused_bytes,
             operators=self.operators + times * other.operators,
             kernels=self.kernels + times * other.kernels,
             sent=sent,
@@ -141,6 +143,7 @@ NO_WORK: Final = Work(
     attention_flops=0.0,
     elementwise_bytes=0.0,
     copied_bytes=0.0,
+    fused_bytes=0.0,
     operators=0.0,
     kernels=0.0,
 )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from launcher.forecast.collectives import Group, collective_s
 from launcher.forecast.efficiency import (
-    COMPILED_ELEMENTWISE,
     CONTENTION,
     FETCH_HOOK_OPERATORS,
     GRADIENT_HOOK_OPERATORS,
@@ -20,7 +19,7 @@ from launcher.forecast.efficiency import (
     KERNEL_S,
 )
 from launcher.forecast.machine import Machine
-from launcher.forecast.on_gpu import products_s
+from launcher.forecast.on_gpu import moved_s, products_s
 from launcher.forecast.traffic import Collective
 from launcher.tools.rehearse.timeline import Entry, Kind, Operator, Timeline
 
@@ -191,14 +190,10 @@ def operator_seconds(operator: Operator, machine: Machine) -> dict[str, float]:
     work, type_ = operator.work, operator.type_
     if type_ not in machine.matmul_flops_per_s:
         type_ = "fp16" if type_ == "bf16" and "fp16" in machine.matmul_flops_per_s else "fp32"
-    moving_rate = machine.elementwise_bytes_per_s
-    if operator.compiled:
-        moving_rate *= COMPILED_ELEMENTWISE
-    moved = work.elementwise_bytes / moving_rate + work.copied_bytes / machine.copy_bytes_per_s
     return {
         "products": products_s(work, machine, type_),
         "attention": work.attention_flops / machine.attention_flops_per_s[type_],
-        "moved": moved,
+        "moved": moved_s(work, machine),
     }
 
 

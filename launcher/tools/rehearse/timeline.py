@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from launcher.forecast.trace.counting import WorkCounter
-from launcher.forecast.trace.work import Work
+from launcher.forecast.trace.work import NO_WORK, Work
 
 ENTRY: Final = struct.Struct("<iiQQQ")
-COMPILED: Final = "compiled"
+_COMPILED: Final = "compiled"
 """Name of a kernel that torch.compile has made."""
 _UPDATES: Final = re.compile(r"_foreach_|_fused_|update$")
 """Kernels over many tensors at once, or an optimizer's: at the bandwidth of a copy."""
@@ -58,7 +58,6 @@ class Operator:
     work: Work
     type_: str
     """In which it computes: fp32, tf32, bf16 or fp16."""
-    compiled: bool
     ranks: tuple[int, ...] | None
     """Of the group, where it is a message."""
     multiplies: bool = False
@@ -120,9 +119,8 @@ def _operator(described: Mapping[str, Any], fp32: str) -> Operator:
     if "bytes" in described:
         return Operator(
             name=name,
-            work=_moving(described["bytes"], copies=bool(_UPDATES.search(name))),
+            work=_moving(described["bytes"], name),
             type_=fp32,
-            compiled=name == COMPILED,
             ranks=None,
             multiplies=bool(described.get("multiplies")),
         )
@@ -132,7 +130,6 @@ def _operator(described: Mapping[str, Any], fp32: str) -> Operator:
         name=name,
         work=_work(described, tensors),
         type_=_type(tensors, fp32),
-        compiled=False,
         ranks=None if ranks is None else tuple(ranks),
     )
 
@@ -150,7 +147,7 @@ def _work(described: Mapping[str, Any], tensors: Sequence[Any]) -> Work:
         except (ValueError, IndexError, TypeError, RuntimeError, AttributeError):
             pass  # of operands that it does not expect: by its bytes
     sizes = [_nbytes(one) for one in (*tensors, *_tensors([described.get("out")]))]
-    return _moving(sizes, copies=False)
+    return _moving(sizes)
 
 
 def _as_copies(work: Work) -> Work:
@@ -160,16 +157,13 @@ def _as_copies(work: Work) -> Work:
     return replace(work, elementwise_bytes=0.0, copied_bytes=moved)
 
 
-def _moving(sizes: Sequence[int], *, copies: bool) -> Work:
-    total = float(sum(sizes))
-    return Work(
-        products={},
-        attention_flops=0.0,
-        elementwise_bytes=0.0 if copies else total,
-        copied_bytes=total if copies else 0.0,
-        operators=1.0,
-        kernels=1.0,
-    )
+def _moving(sizes: Sequence[int], name: str = "") -> Work:
+    moved_bytes, found = float(sum(sizes)), replace(NO_WORK, operators=1.0, kernels=1.0)
+    if name == _COMPILED:
+        return replace(found, fused_bytes=moved_bytes)
+    if _UPDATES.search(name):
+        return replace(found, copied_bytes=moved_bytes)
+    return replace(found, elementwise_bytes=moved_bytes)
 
 
 @cache

@@ -168,8 +168,8 @@ def from_json(found: Mapping[str, Any]) -> Template:
             Counter(dict(attention)),
             Counter(dict(elementwise)),
             Counter(dict(copied)),
-            operators,
-            kernels,
+            operators=operators,
+            kernels=kernels,
         )
         for part, layer, repeat, products, attention, elementwise, copied, operators, kernels in (
             found["works"]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from trace_levels import levels
 
 from launcher.config.compile_choice import KEPT_SHARE
 from launcher.forecast.predict import TUNING_BYTES
-from launcher.forecast.trace.blocks import trace_micro_batch
+from launcher.forecast.trace.blocks import pass_work, trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
+from launcher.forecast.trace.counting import WorkCounter
 from launcher.forecast.trace.events import Allocated, Compute, Gradient, Tuned
+from launcher.forecast.trace.work import SegmentWork
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.build import initial_value, new_decoder
 from launcher.model.config import ActivationCheckpointing, ModelConfig
@@ -27,7 +30,7 @@ from launcher.model.foreign.reading import foreign_config
 from launcher.model.gpt import GPT, SharedInputs
 from launcher.model.lora_config import Lora
 from launcher.model.parts import parts_of
-from launcher.parallel.mesh import ContextRank, ModelParallelRank
+from launcher.parallel.mesh import ContextRank, ModelParallelRank, TensorRank
 from launcher.strategies.build_inputs import materialize_whole
 from launcher.strategies.compiled import compile_blocks
 
@@ -181,7 +184,8 @@ def peak_of(function: Any, *inputs: Tensor) -> tuple[int, list[Any]]:
     """Highest bytes that a compiled function allocates, and what its kernels write over: bytes,
     or where they write over nothing, what they would if it were as large."""
     over: list[Any] = []
-    graph = _Graph(make_fx(function)(*inputs), lambda wrote, unlike: over.append(wrote or unlike))
+    recorder = mock.Mock(tuned=lambda wrote, unlike: over.append(wrote or unlike))
+    graph = _Graph(make_fx(function)(*inputs), recorder)
     with LiveTrace() as trace:
         held = list(inputs)
         outputs = graph(held)
@@ -207,6 +211,64 @@ def test_a_fused_kernel_writes_over_what_ends_there() -> None:
     assert peak_of(smaller, x) == (size_bytes + 4 * 8, [[(4 * 8, size_bytes)]])
     assert peak_of(alone, x) == (2 * size_bytes, [size_bytes])
     assert peak_of(read_later, x) == (3 * size_bytes, [[]])
+
+
+def work_of_graph(function: Any, *inputs: Tensor) -> SegmentWork:
+    """Work of a compiled function's kernels."""
+    counter = WorkCounter()
+    _Graph(make_fx(function)(*inputs), mock.Mock()).count(counter)
+    return counter.here
+
+
+def test_a_fused_kernel_moves_what_it_reads_and_writes() -> None:
+    x, size_bytes = torch.zeros(8, 8), 4 * 64
+
+    def chain(x: Tensor) -> list[Tensor]:
+        return [(x @ x).relu().add(x).mul(x) @ x]
+
+    work = work_of_graph(chain, x)
+    assert work.products.total() == 2
+    assert work.kernels == work.operators == 3
+    assert sorted(work.fused_bytes.elements()) == 3 * [size_bytes]
+
+    def two_results(x: Tensor) -> list[Tensor]:
+        product = x @ x
+        one, other = product.relu(), product.exp()
+        return [one @ x, other @ x]
+
+    # One kernel that reads the product once.
+    assert sorted(work_of_graph(two_results, x).fused_bytes.elements()) == 3 * [size_bytes]
+
+    def some_columns(x: Tensor) -> list[Tensor]:
+        return [(x @ x)[:, :2].relu() @ x[:2]]
+
+    assert sorted(work_of_graph(some_columns, x).fused_bytes.elements()) == 2 * [size_bytes // 4]
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compiled_blocks_multiply_and_send_what_others_do(
+    checkpointing: ActivationCheckpointing, ranks: int
+) -> None:
+    """And move fewer bytes. Rows that both passes multiply are gathered once: torch keeps what a
+    collective has brought, and finds that it would be brought again."""
+    tensor = None if ranks == 1 else TensorRank(size=ranks, index=1)
+    rank, model = ModelParallelRank(tensor=tensor), model_of(checkpointing, **QWEN3)
+    totals = []
+    for compute in (GPU, replace(GPU, compiled=False)):
+        passes = pass_work(model, compute, micro_batch=3, seq_len=SEQ_LEN, rank=rank)
+        totals.append(passes[0].plus(passes[1]))
+    compiled, eager = totals
+    assert compiled.matmul_flops == eager.matmul_flops
+    assert compiled.attention_flops == eager.attention_flops
+    kept = {"all_gather": 2 * model.layers} if ranks > 1 else {}
+    assert {kind: sent.pieces + kept.get(kind, 0) for kind, sent in compiled.sent.items()} == {
+        kind: sent.pieces for kind, sent in eager.sent.items()
+    }
+    moved = eager.elementwise_bytes + eager.copied_bytes
+    assert compiled.fused_bytes + compiled.elementwise_bytes + compiled.copied_bytes < 0.6 * moved
+    assert compiled.kernels < eager.kernels / 2
+    assert eager.fused_bytes == 0
 
 
 def test_what_is_between_two_kernels_is_not_in_memory() -> None:

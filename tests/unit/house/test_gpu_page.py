@@ -56,7 +56,7 @@ def test_a_failed_run_says_so_and_is_compared_with_nothing(folder: Path) -> None
     write(folder, default_run={"run": RUN}, strategies_zero3={"run": {**FAILED, "flags": flags}})
     good, failed = rows("gpu-runs")
     assert good.startswith("| seed-134m, 4 x 256 | defaults | 1.000 | 1.000 | 0 | 1.000 | ")
-    assert good.endswith(" | 300.0-444.0 | 500.0 | 1,000 |  |")
+    assert good.endswith(" | 296.0-448.0 | 500.0 | 1,000 |  |")
     assert failed == f"| seed-134m, 4 x 256 | `--zero 3` | failed |{' n/a |' * 7}"
     assert "planned peaks of 1 training runs" in headline(["x.md"])
 

@@ -157,7 +157,7 @@ def test_kernels_in_triton_that_multiply_are_told(tmp_path: Path) -> None:
     described = {"name": "compiled", "bytes": [100, 200], "multiplies": True}
     found = timeline(tmp_path, 3 * launched(1), described)
     assert found.uncounted_products == 3
-    assert found.operators[0].work.elementwise_bytes == 300
+    assert found.operators[0].work.fused_bytes == 300
 
 
 def test_products_in_fp32_are_at_the_rate_that_the_program_asked_for(tmp_path: Path) -> None:
