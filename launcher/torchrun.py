@@ -141,15 +141,15 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
 def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
     """Check the run and return its folder, choosing a name if none is given.
 
-    Where the arguments leave the micro-batch open, it is found now, once, and written into them,
-    so that all ranks have the same.
+    Where the arguments leave the micro-batch open, it is found or planned now, once, and written
+    into them, so that all ranks have the same.
 
     Raises:
         UserError: whatever the user can fix.
         Stopped: a signal has ended the search for a micro-batch.
     """
     from launcher.config.schema import AutoMicroBatch
-    from launcher.forecast.micro_batch import find_micro_batch
+    from launcher.forecast.micro_batch import find_micro_batch, plan_micro_batch
     from launcher.run.prepare import prepare
     from launcher.run.run_folder import default_run_folder
     from launcher.train import load_forecast
@@ -169,6 +169,11 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
             )
         args.training_script_args = find_micro_batch(
             args.training_script_args, prepared.resolved, ranks=ranks_per_node
+        )
+        prepared = check(args.training_script_args)
+    elif prepared.micro_batch_open and nodes == 1:
+        args.training_script_args = plan_micro_batch(
+            args.training_script_args, ranks=ranks_per_node
         )
         prepared = check(args.training_script_args)
     folder: Path | None = prepared.resolved.config.loop.out

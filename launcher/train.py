@@ -74,7 +74,8 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
     except UserError as error:
         refuse(error)
     config = prepared.resolved.config
-    if isinstance(config.data.micro_batch, AutoMicroBatch):
+    alone = "RANK" not in os.environ
+    if isinstance(config.data.micro_batch, AutoMicroBatch) or (prepared.micro_batch_open and alone):
         _exec_with_micro_batch(argv, prepared)
     if ended_out_of_memory(config.loop.out, os.environ):
         # restarting would run out of memory again
@@ -92,11 +93,11 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
 
 
 def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
-    """Replace this process by one with the micro-batch that `auto` found.
+    """Replace this process by one with the micro-batch that `auto` found, or that is planned.
 
     A fresh process, because the search leaves memory behind that the run would miss.
     """
-    from launcher.forecast.micro_batch import find_micro_batch
+    from launcher.forecast.micro_batch import find_micro_batch, plan_micro_batch
     from launcher.forecast.trials import Stopped
 
     if "RANK" in os.environ:
@@ -107,7 +108,10 @@ def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
             )
         )
     try:
-        argv = find_micro_batch(argv, prepared.resolved, ranks=1)
+        if prepared.micro_batch_open:
+            argv = plan_micro_batch(argv, ranks=1)
+        else:
+            argv = find_micro_batch(argv, prepared.resolved, ranks=1)
     except UserError as error:
         refuse(error)
     except Stopped as stopped:

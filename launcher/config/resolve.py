@@ -216,11 +216,12 @@ def _filled(
         # FSDP2 keeps optimizer states where the sharded parameters are: they move together.
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
     config = fill(config, recipe_of(task_of(config), config.optim))
+    micro_batch = config.data.micro_batch_for(sharding.data_ranks(world_size))
     return config.replace(
+        micro_batch=micro_batch,
         strategy=strategy,
         seq_len=config.data.seq_len or default_seq_len(model),
-        global_batch=config.data.global_batch
-        or config.data.micro_batch * sharding.data_ranks(world_size),
+        global_batch=config.data.global_batch or micro_batch * sharding.data_ranks(world_size),
         context_parallel_method=context_parallel_method(sharding, model),
         steps=steps,
         device=device_type,

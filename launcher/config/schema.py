@@ -48,6 +48,10 @@ class AutoMicroBatch(int):
         return self
 
 
+class DefaultMicroBatch(int):
+    """A micro-batch that nothing has set."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataChoice:
     """Training text and batch sizes."""
@@ -66,15 +70,29 @@ class DataChoice:
     """bpe (trained on the corpus once, vocab_size entries), byte, a tokenizer.json, or hf:NAME."""
     seq_len: int | None = None
     """Tokens per sequence (the model's context, but at most 4096, when not given)."""
-    micro_batch: int = 8
-    """Sequences per rank in one forward and backward. auto: the largest that fits in memory, found
-    with a few real steps before training (one node)."""
+    micro_batch: int = DefaultMicroBatch(8)
+    """Sequences per rank in one forward and backward. When not given beside a global batch: on a
+    GPU as much of a rank's share as will fit by the plan, else at most 8. auto: the largest that
+    fits in memory, found with a few real steps before training (one node)."""
     global_batch: int | None = None
     """Sequences per optimizer step over all ranks (micro_batch x ranks when not given), by gradient
     accumulation where it is larger."""
 
     def __post_init__(self) -> None:
         require_positive(self, "micro_batch", "global_batch", "seq_len", most=MOST_ITEMS)
+
+    @property
+    def leaves_micro_batch_open(self) -> bool:
+        """Return whether any divisor of a rank's share will do: the global batch is set alone."""
+        return isinstance(self.micro_batch, DefaultMicroBatch) and self.global_batch is not None
+
+    def micro_batch_for(self, data_ranks: int) -> int:
+        """Return the micro-batch; where it is open, the largest up to it with which so many ranks
+        make the global batch."""
+        if self.global_batch is None or not self.leaves_micro_batch_open:
+            return self.micro_batch
+        share = self.global_batch / data_ranks
+        return next((n for n in range(self.micro_batch, 0, -1) if share % n == 0), 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +246,8 @@ class RunConfig:
             for key, value in dataclasses.asdict(getattr(self, section.name)).items():
                 if isinstance(value, Path | AutoMicroBatch):
                     value = str(value)
+                elif isinstance(value, DefaultMicroBatch):
+                    value = int(value)
                 if value is not None:
                     values[key] = list(value) if isinstance(value, tuple) else value
         return values

@@ -1,4 +1,4 @@
-"""`--micro-batch auto`: the largest that runs, by the plan's estimate and trial runs around it."""
+"""The largest micro-batch: by the plan, or under `--micro-batch auto` by trial runs around that."""
 
 import bisect
 import math
@@ -32,6 +32,32 @@ HEADROOM_BYTES: Final = MIB
 up to half of it as measured."""
 IDLE_RANK_BYTES: Final = 350 * MIB
 """Resident set of a rank with torch loaded, before its model."""
+
+
+PLANNED_SHARE: Final = 0.95
+"""Share of a GPU's free memory that a micro-batch may take by the plan, where none is tried."""
+
+
+def plan_micro_batch(argv: Sequence[str], *, ranks: int) -> list[str]:
+    """Return the arguments with the plan's largest micro-batch on this node's GPUs, where they give
+    a global batch alone: any divisor of a rank's share trains the same.
+
+    The default, if the plan has no estimate.
+    """
+    asked = parse_run_config(argv, world_size=ranks)
+    sizes = sizes_of(asked, ranks)
+    try:
+        room = room_of(asked, "cuda", ranks)
+        size = estimate(sizes, int(PLANNED_SHARE * room.size_bytes), _needed(asked, room, ranks))
+    except Exception as error:  # a run that trains is better than one that does not start
+        size = max(n for n in sizes if n <= asked.data.micro_batch)
+        _say(f"micro-batch {size}: the plan has no estimate ({type(error).__name__}: {error})")
+    else:
+        _say(
+            f"micro-batch {size} of {sizes[-1]} sequences per rank: the largest planned to fit in "
+            f"{gib(room.size_bytes)} (--micro-batch N takes another, auto tries)"
+        )
+    return with_micro_batch(argv, size)
 
 
 def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> list[str]:
@@ -122,7 +148,7 @@ def sizes_of(asked: RunConfig, ranks: int) -> Sequence[int]:
     total = asked.data.global_batch
     if total is None:
         return range(1, LARGEST + 1)
-    share = total // ranks
+    share = total // asked.sharding.data_ranks(ranks)
     return [n for n in range(1, share + 1) if share % n == 0]
 
 
@@ -165,13 +191,8 @@ def _next_size(
 
 def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> int:
     """Return the plan's estimate of the largest; the smallest if the plan has none."""
-
-    def needed(size: int) -> int:
-        run = run_of(asked, size, ranks, room.device_type, elsewhere=False)
-        return needed_bytes(run, room, world_size=ranks)
-
     try:
-        start = estimate(sizes, room.size_bytes, needed)
+        start = estimate(sizes, room.size_bytes, _needed(asked, room, ranks))
     except Exception as error:  # only a starting point: trial runs decide
         _say(f"micro-batch: the plan has no estimate ({type(error).__name__}: {error})")
         return sizes[0]
@@ -179,6 +200,14 @@ def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> 
         f"micro-batch: the plan's largest for {gib(room.size_bytes)} is {start}: trying from there"
     )
     return start
+
+
+def _needed(asked: RunConfig, room: Room, ranks: int) -> Callable[[int], int]:
+    def needed(size: int) -> int:
+        run = run_of(asked, size, ranks, room.device_type, elsewhere=False)
+        return needed_bytes(run, room, world_size=ranks)
+
+    return needed
 
 
 def _limited(argv: Sequence[str], asked: RunConfig, room: Room) -> list[str]:

@@ -133,7 +133,7 @@ def legend(labels: Sequence[str | Text], *, tied: bool) -> list[str]:
     if tied:
         lines.append(
             f"{TIED} the range overlaps the fastest one's; of these the simplest is first (four of "
-            f"five published runs took {LEAST_OF_PREDICTED:g} to {MOST_OF_PREDICTED:g} of the "
+            f"five measured runs took {LEAST_OF_PREDICTED:g} to {MOST_OF_PREDICTED:g} of the "
             "predicted time)"
         )
     text = " ".join(map(str, labels))

@@ -47,6 +47,8 @@ class Prepared:
     resume: Resume
     recipe: str
     """Learning rate and the like, and their source, for the console."""
+    micro_batch_open: bool
+    """The plan may choose it: a GPU's memory is to be used."""
 
 
 def prepare(
@@ -65,6 +67,9 @@ def prepare(
     libraries_say(config.loop.log_level)
     resume = find_resume(config.loop, os.environ)
     config, recipe = with_recipe(config, resume.source)
+    if config.data.leaves_micro_batch_open:
+        config = with_saved_micro_batch(config, resume.source)
+    micro_batch_open = config.data.leaves_micro_batch_open
     resolved = _possible_here(
         config,
         world_size=world_size,
@@ -103,6 +108,7 @@ def prepare(
         corpus=corpus,
         resume=resume,
         recipe=recipe,
+        micro_batch_open=micro_batch_open and config.loop.device == "cuda",
     )
 
 
@@ -125,6 +131,16 @@ def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]
         task = "full fine-tuning"
     config = fill(config, recipe_of(task, config.optim))
     return config, recipe_line(config, task)
+
+
+def with_saved_micro_batch(config: RunConfig, source: Path | None) -> RunConfig:
+    """Return the config with the micro-batch of the run that is resumed, if there is one."""
+    if source is None:
+        return config
+    from launcher.run.provenance import newest_extra
+
+    saved = (newest_extra(source) or {}).get("config", {}).get("micro_batch")
+    return config if saved is None else config.replace(micro_batch=saved)
 
 
 def _corpus_of(resolved: Resolved) -> Corpus:

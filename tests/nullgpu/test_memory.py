@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nullgpu.runs import train
+from nullgpu.runs import SHORT, command, train
 
 
 def test_out_of_memory_ends_with_advice(tmp_path: Path) -> None:
@@ -26,6 +26,15 @@ def test_a_micro_batch_is_found(tmp_path: Path) -> None:
     assert record["micro_batch"] > 4
     peak = max(step["reserved_peak_bytes"] for step in run.records("step"))
     assert 256 * 2**20 < peak <= 512 * 2**20
+
+
+def test_beside_a_global_batch_the_plan_chooses(tmp_path: Path) -> None:
+    flags = ("--precision", "bf16", "--global-batch", "64", "--context", "64", "--seed", "3")
+    run = command(tmp_path, "launcher.train", *SHORT, *flags, "--out", str(tmp_path / "run"))
+    assert run.code == 0, run.output[-4000:]
+    assert "micro-batch 64 of 64 sequences per rank: the largest planned to fit" in run.output
+    (record,) = run.records("run")
+    assert record["micro_batch"] == record["global_batch"] == 64
 
 
 def segments(path: Path) -> list[dict[str, Any]]:

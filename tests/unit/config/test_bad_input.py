@@ -106,7 +106,7 @@ CASES = {
     "seq-len > context": case("--seq-len 500", "--seq-len 500", "128 or less", "--context 500"),
     # batch and sharding
     "batch that does not divide": case(
-        "--global-batch 30", "--global-batch 30", "8 x 2 ranks = 16", "use --global-batch 32"
+        "--global-batch 31", "--global-batch 31", "1 x 2 ranks = 2", "use --global-batch 30"
     ),
     "micro-batch of 0": case("--micro-batch 0", "--micro-batch 0 must be more than 0"),
     "zero stage 4": case("--zero 4", "--zero 4 must be one of 0, 1, 2, 3"),

@@ -15,11 +15,14 @@ import pytest
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
-from launcher.forecast import trials
+from launcher.forecast import micro_batch, trials
 from launcher.forecast.fit import Room, needed_bytes
-from launcher.forecast.micro_batch import estimate, largest, sizes_of
+from launcher.forecast.micro_batch import estimate, largest, plan_micro_batch, sizes_of
 from launcher.forecast.micro_batch_cache import MicroBatchCache
+from launcher.run import provenance
+from launcher.run.prepare import with_saved_micro_batch
 from launcher.util.errors import UserError
+from launcher.util.sizes import GIB
 
 
 @pytest.mark.parametrize("true_largest", [1, 2, 7, 33, 100, 1000, 54_321])
@@ -45,6 +48,62 @@ def test_among_divisors_the_exact_largest_is_found(room: int, found: int) -> Non
     assert list(divisors) == [1, 2, 3, 4, 6, 8, 12, 24]
     for start in (1, 5, 24):
         assert largest(divisors, start, lambda size: size <= room) == found
+
+
+def test_without_a_micro_batch_a_divisor_of_the_share_is_taken() -> None:
+    def size(*flags: str, ranks: int = 2) -> int:
+        config = parse_run_config(flags, world_size=ranks)
+        return resolve(config, world_size=ranks, device_type="cpu").config.data.micro_batch
+
+    assert size() == size("--global-batch", "48") == 8
+    assert size("--global-batch", "12") == 6
+    assert size("--global-batch", "22") == 1  # 11 sequences for each rank
+    assert size("--global-batch", "24", "--tensor-parallel", "2") == 8
+    with pytest.raises(UserError, match="--global-batch 12"):
+        size("--global-batch", "12", "--micro-batch", "8")
+
+
+def test_on_a_gpu_the_plan_chooses_among_divisors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    room = Room(size_bytes=12 * GIB, gpu="NVIDIA H100 80GB HBM3", capped=False)
+    monkeypatch.setattr(micro_batch, "free_on_gpus", lambda: (room.gpu, room.size_bytes))
+    flags = ["--model=gpt2", "--global-batch=512", "--precision=bf16", "--strategy=fsdp"]
+    assert parse_run_config(flags, world_size=2).data.leaves_micro_batch_open
+    *kept, chosen = plan_micro_batch(flags, ranks=2)
+    assert kept == flags
+    size = int(chosen.removeprefix("--micro-batch="))
+    assert capsys.readouterr().err.startswith(f"shardscale: micro-batch {size} of 256 sequences")
+
+    def needed(size: int) -> int:
+        config = parse_run_config([*flags, f"--micro-batch={size}"], world_size=2)
+        run = resolve(config, world_size=2, device_type="cuda")
+        return needed_bytes(run, room, world_size=2)
+
+    assert needed(size) <= 0.95 * room.size_bytes < needed(2 * size)
+    config = parse_run_config([*flags, chosen], world_size=2)
+    assert not config.data.leaves_micro_batch_open
+
+
+def test_where_no_gpu_answers_the_run_starts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent() -> Any:
+        raise UserError("the GPUs do not say what is free")
+
+    monkeypatch.setattr(micro_batch, "free_on_gpus", silent)
+    assert plan_micro_batch(["--global-batch=12"], ranks=2)[-1] == "--micro-batch=6"
+    assert "the GPUs do not say" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("saved", "size"), [({"config": {"micro_batch": 4}}, 4), (None, 8)])
+def test_a_resumed_run_keeps_its_micro_batch(
+    saved: Any, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "newest_extra", lambda source: saved)
+    config = RunConfig().replace(global_batch=16)
+    assert with_saved_micro_batch(config, Path("run")).data.micro_batch == size
+    assert with_saved_micro_batch(config, None) is config
 
 
 @pytest.mark.parametrize("room", [50, 101, 2_000, 10_000, 10**9])

@@ -13,7 +13,7 @@ const COLUMNS = [
   ["used_bytes", "predicted", "bytes", "What a GPU uses at the highest moment"],
   ["share", "of memory", "percent", "Predicted over the GPU's memory"],
   ["verdict", "verdict", "text", "Tight is more than 95% of the memory"],
-  ["step_time_s", "s/step", "seconds", `Predicted time of an optimizer step; four of five published runs took ${data.range[0]} to ${data.range[1]} of it`],
+  ["step_time_s", "s/step", "seconds", `Predicted time of an optimizer step; four of five measured runs took ${data.range[0]} to ${data.range[1]} of it`],
   ["tokens_per_s", "tokens/s", "rate", "Predicted, all GPUs"],
   ["highest_in", "highest in", "text", "The moment that takes most, and what most of it is"],
 ].map(([key, title, kind, help]) => ({ key, title, kind, help }))
@@ -145,6 +145,6 @@ function tradeSection() {
 
 put(header(), ...choicesSection(), tradeSection(), notes([
   "Predicted is all that a GPU uses at its highest moment: what the caching allocator reserves, the CUDA context and NCCL. 1 GiB is 2\u00b3\u2070 bytes.",
-  `Seconds are the middle of a range: four of five published runs took ${data.range[0]} to ${data.range[1]} of what is predicted. What differs by less may be ordered otherwise on your GPUs.`,
+  `Seconds are the middle of a range: four of five measured runs took ${data.range[0]} to ${data.range[1]} of what is predicted. What differs by less may be ordered otherwise on your GPUs.`,
   "The first step is told apart from later steps, because optimizer states are made at its end and are there from then on.",
 ]));
