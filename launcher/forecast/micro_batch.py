@@ -48,15 +48,16 @@ def plan_micro_batch(argv: Sequence[str], *, ranks: int) -> list[str]:
     sizes = sizes_of(asked, ranks)
     try:
         room = room_of(asked, "cuda", ranks)
-        size = estimate(sizes, int(PLANNED_SHARE * room.size_bytes), _needed(asked, room, ranks))
+        limit_bytes, needed = int(PLANNED_SHARE * room.size_bytes), _needed(asked, room, ranks)
+        size = estimate(sizes, limit_bytes, needed)
+        fits = needed(size) <= limit_bytes
     except Exception as error:  # a run that trains is better than one that does not start
         size = max(n for n in sizes if n <= asked.data.micro_batch)
-        _say(f"micro-batch {size}: the plan has no estimate ({type(error).__name__}: {error})")
+        why = f"the plan has no estimate ({type(error).__name__}: {error})"
     else:
-        _say(
-            f"micro-batch {size} of {sizes[-1]} sequences per rank: the largest planned to fit in "
-            f"{gib(room.size_bytes)} (--micro-batch N takes another, auto tries)"
-        )
+        found = "the largest planned to fit" if fits else "by the plan not even that fits"
+        why = f"{found} in {gib(room.size_bytes)} (--micro-batch N takes another, auto tries)"
+    _say(f"micro-batch {size} of {sizes[-1]} sequences per rank: {why}")
     return with_micro_batch(argv, size)
 
 

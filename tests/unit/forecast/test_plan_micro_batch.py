@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,10 @@ def test_on_a_gpu_the_plan_chooses_among_divisors(
     assert needed(size) <= 0.95 * room.size_bytes < needed(2 * size)
     config = parse_run_config([*flags, chosen], world_size=2)
     assert not config.data.leaves_micro_batch_open
+
+    room = replace(room, size_bytes=GIB)
+    assert plan_micro_batch(flags, ranks=2)[-1] == "--micro-batch=1"
+    assert "by the plan not even that fits in 1.00GiB" in capsys.readouterr().err
 
 
 def test_where_no_gpu_answers_the_run_starts_all_the_same(
