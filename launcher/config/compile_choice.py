@@ -74,6 +74,11 @@ def with_compile(setting: Setting, before: bool | None) -> tuple[Setting, str]:
     return dataclasses.replace(setting, config=config), reason
 
 
+def is_tested(setting: Setting) -> bool:
+    """Return whether compiled blocks were tested with all of this, and what they gain measured."""
+    return next(_untested(setting), None) is None and _saved_bytes(setting) > 0
+
+
 def _choose(setting: Setting, before: bool | None) -> tuple[bool, str]:
     untested = next(_untested(setting), None)
     if untested is not None:

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import torch
 
+from launcher.config.compile_choice import is_tested
 from launcher.config.resolve import Resolved
+from launcher.config.rules import Setting
 from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.candidates import run_of
 from launcher.forecast.fit import Room, needed_bytes, verdict
@@ -175,6 +177,11 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
         yield list(_shardings(failed))
     if room.gpu is not None:  # on a CPU the host is the device
         yield [dict(changes) for changes in variant_of(config).offloads.values()]
+        setting = Setting(
+            config=config, model=failed.model, world_size=world_size, device_type=room.device_type
+        )
+        if not config.loop.compiles and is_tested(setting):
+            yield [{"compile": True}]  # last, since it takes seconds of the patience
 
 
 def _adapters(failed: Resolved) -> Iterator[Changes]:

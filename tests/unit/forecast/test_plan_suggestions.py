@@ -114,6 +114,19 @@ def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
     assert all("slower)" in one.line() or "faster)" in one.line() for one in found)
 
 
+def test_blocks_that_were_tested_are_advised_to_be_compiled() -> None:
+    shape = "--position=rope --norm=rms --activation=swiglu --no-attention-bias --no-mlp-bias"
+    flags = f"{shape} --micro-batch=64 --precision=bf16 --d-model=512 --layers=8"
+    failed, compiled = resolved(flags, 1, "cuda"), resolved(f"{flags} --compile", 1, "cuda")
+    assert not failed.config.loop.compiles  # 300 small steps do not pay for it
+    room = Room(size_bytes=2**40, gpu=A100, capped=True)
+    before, after = (needed_bytes(run, room, world_size=1) for run in (failed, compiled))
+    assert after < 0.8 * before
+    tight = Room(size_bytes=int(after / 0.8), gpu=A100, capped=True)
+    found = [one.flags for one in suggest(failed, tight, world_size=1, ranks_per_node=1)]
+    assert "--compile" in found
+
+
 def test_suggestions_are_in_the_order_of_a_plan() -> None:
     ranks = 4
     flags = "--strategy=ddp --micro-batch=4 --precision=bf16 --d-model=1024 --layers=8"
