@@ -15,7 +15,7 @@ import yaml
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.families import read_hf_config
 from launcher.config.init_from import HF_CONFIG, in_words
-from launcher.config.schema import RunConfig
+from launcher.config.schema import DefaultMicroBatch, RunConfig
 from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import Assessment
 from launcher.forecast.candidates import given_fields
@@ -266,23 +266,24 @@ def best_command(
 
 def command_of(best: Assessment, training: Sequence[str], cluster: Cluster) -> str:
     """Compose the command of a candidate: the user's own flags, and those the plan has chosen."""
-    default = RunConfig().flat()
-    asked = parse_run_config(training, cluster.world_size).flat()
+    config = parse_run_config(training, cluster.world_size)
+    asked = RunConfig().flat() | config.flat()
+    if isinstance(config.data.micro_batch, DefaultMicroBatch):
+        del asked["micro_batch"]  # said in any case, or the run would choose again
     chosen = best.run.config.flat()
     names = (
-        "init_from",
-        "model",  # --goal largest-model
+        *("init_from", "model"),  # --goal largest-model
         *("strategy", "zero", "reshard_after_forward", "replicate", "reduce_each_micro_batch"),
         *("offload_optimizer", "offload_param", *MODEL_PARALLEL),
         *("precision", "activation_checkpointing", "micro_batch", "global_batch"),
     )
     flags = list(training)
-    if asked["micro_batch"] == "auto":
+    if asked.get("micro_batch") == "auto":
         flags = with_micro_batch(flags, chosen["micro_batch"])
         asked["micro_batch"] = chosen["micro_batch"]
     for name in names:
         value = chosen.get(name)
-        if value == asked.get(name, default.get(name)) or (name == "strategy" and "zero" in chosen):
+        if value == asked.get(name) or (name == "strategy" and "zero" in chosen):
             continue
         if name == "model" and chosen.get("init_from") not in (None, str(MODEL_FOLDER)):
             continue  # the folder says it

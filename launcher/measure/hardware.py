@@ -57,6 +57,11 @@ class Gpu:
         return self.tensor_flops_per_s if self.capability >= (8, 0) else None
 
     @property
+    def fp8_flops_per_s(self) -> float | None:
+        """Twice the 16-bit rate on all data sheets that have it, from capability 8.9 on."""
+        return 2 * self.tensor_flops_per_s if self.capability >= (8, 9) else None
+
+    @property
     def pcie_bytes_per_s(self) -> float:
         """One direction of 16 lanes after 128b/130b coding: 15.75 GB/s at generation 3, doubling
         with each (PCI-SIG base specifications)."""

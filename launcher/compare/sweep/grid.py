@@ -202,7 +202,10 @@ def _cell(
             )
     except UserError as error:
         return SweepRow(name=name, flags=flags, state="refused", reason=str(error))
-    return SweepRow(name=name, flags=not_default(config))
+    flags = not_default(config)
+    if config.data.global_batch is not None:  # else the plan of each cell would choose its own
+        flags.setdefault("micro_batch", int(resolved.config.data.micro_batch))
+    return SweepRow(name=name, flags=flags)
 
 
 def _safe(text: str) -> str:

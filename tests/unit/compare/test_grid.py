@@ -161,6 +161,16 @@ def test_flags_beat_the_file_and_cells_beat_its_base(tmp_path: Path) -> None:
     assert found[4].reason == "needs a rocket"
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [("", None), ("--global-batch 24", 6), ("--global-batch 32 --micro-batch 8", 8)],
+)
+def test_cells_of_a_global_batch_say_their_micro_batch(flags: str, said: int | None) -> None:
+    """On a GPU the plan of each would choose another one, and memory would be no comparison."""
+    (cell,) = cells("strategy=ddp", flags=(*flags.split(),))
+    assert cell.flags.get("micro_batch") == said
+
+
 def test_a_config_file_is_a_base(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("zero: 2\nmicro_batch: 4\nsteps: 9\nout: old/run\n", encoding="utf-8")

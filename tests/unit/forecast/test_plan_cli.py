@@ -43,6 +43,7 @@ def test_the_command_of_the_best_is_ready_to_run(
     own, program, flags = split_command(shlex.split(command)[1:])
     assert (own, program) == (["--nproc-per-node", "4"], ["-m", "launcher.train"])
     config = parse_run_config(flags)
+    assert not config.data.leaves_micro_batch_open  # which the run would choose again
     records = json.loads(files[0].read_text())
     best = records[0]
     assert config.data.micro_batch == best["micro_batch"] == best["largest_micro_batch"] == 8

@@ -254,6 +254,8 @@ def test_tensor_cores_before_ampere_have_fp16_only() -> None:
     for name, rate in (("V100-16GB", 125e12), ("T4", 65e12)):
         assert gpu_named(name).bf16_flops_per_s is None
         assert gpu_named(name).tensor_flops_per_s == rate
+    assert gpu_named("A100").fp8_flops_per_s is None
+    assert gpu_named("H100").fp8_flops_per_s == 2 * 989.4e12
 
 
 def test_cublas_has_more_workspace_on_hopper() -> None:
