@@ -68,7 +68,7 @@ def prepare(
     resume = find_resume(config.loop, os.environ)
     config, recipe = with_recipe(config, resume.source)
     if config.data.leaves_micro_batch_open:
-        config = with_saved_micro_batch(config, resume.source)
+        config = with_saved_micro_batch(config, resume.source, world_size=world_size)
     micro_batch_open = config.data.leaves_micro_batch_open
     resolved = _possible_here(
         config,
@@ -133,14 +133,18 @@ def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]
     return config, recipe_line(config, task)
 
 
-def with_saved_micro_batch(config: RunConfig, source: Path | None) -> RunConfig:
-    """Return the config with the micro-batch of the run that is resumed, if there is one."""
+def with_saved_micro_batch(config: RunConfig, source: Path | None, *, world_size: int) -> RunConfig:
+    """Return the config with the micro-batch of the run that is resumed, if there is one, and as
+    many ranks as there are now can have it."""
     if source is None:
         return config
     from launcher.run.provenance import newest_extra
 
     saved = (newest_extra(source) or {}).get("config", {}).get("micro_batch")
-    return config if saved is None else config.replace(micro_batch=saved)
+    ranks, batch = config.sharding.data_ranks(world_size), config.data.global_batch or 0
+    if saved is None or batch % (saved * ranks):
+        return config
+    return config.replace(micro_batch=saved)
 
 
 def _corpus_of(resolved: Resolved) -> Corpus:

@@ -101,14 +101,17 @@ def test_where_no_gpu_answers_the_run_starts_all_the_same(
     assert "the GPUs do not say" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("saved", "size"), [({"config": {"micro_batch": 4}}, 4), (None, 8)])
-def test_a_resumed_run_keeps_its_micro_batch(
-    saved: Any, size: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("saved", "ranks", "size"), [(4, 2, 4), (4, 8, 8), (None, 2, 8)])
+def test_a_resumed_run_keeps_its_micro_batch_where_it_divides(
+    saved: int | None, ranks: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provenance, "newest_extra", lambda source: saved)
+    extra = None if saved is None else {"config": {"micro_batch": saved}}
+    monkeypatch.setattr(provenance, "newest_extra", lambda source: extra)
     config = RunConfig().replace(global_batch=16)
-    assert with_saved_micro_batch(config, Path("run")).data.micro_batch == size
-    assert with_saved_micro_batch(config, None) is config
+    kept = with_saved_micro_batch(config, Path("run"), world_size=ranks)
+    assert kept.data.micro_batch == size
+    assert kept.data.leaves_micro_batch_open == (size == 8)
+    assert with_saved_micro_batch(config, None, world_size=ranks) is config
 
 
 @pytest.mark.parametrize("room", [50, 101, 2_000, 10_000, 10**9])
