@@ -27,8 +27,7 @@ def main() -> None:
 
 
 def resolved_of(run: Mapping[str, Any]) -> Resolved:
-    """What a record's flags ran, with the micro-batch that was found and the choice of `--compile`
-    that was made."""
+    """Resolve a record's flags, with the micro-batch that was found and `--compile` as it was."""
     flags = list(run["flags"])
     if "auto" in flags:
         flags[flags.index("auto")] = str(run["micro_batch"])
@@ -45,7 +44,7 @@ def resolved_of(run: Mapping[str, Any]) -> Resolved:
 
 
 def seconds_of(resolved: Resolved) -> float:
-    """Seconds of a step on that GPU by its data sheet."""
+    """Predict the seconds of a step on that GPU by its data sheet."""
     options, _ = parse_options(["--gpus", "1", "--gpu", GPU, "--no-calibration"])
     cluster, _ = find_cluster(options)
     machine = cluster.machine

@@ -51,7 +51,7 @@ HOST_BOUND: Final = frozenset(
         "strategies/optimizer-offloaded",
     }
 )
-"""Runs on the H200 that its slow host bounds, or small kernels."""
+"""Runs on the H200 that its slow host bounds, or small kernels; named with their times in view."""
 
 
 class Fitted(NamedTuple):

@@ -68,7 +68,7 @@ class Row:
 
     @property
     def fits_constants(self) -> bool:
-        """Whether constants may be fitted to it; the others check them."""
+        """Return True where constants may be fitted to it; the others check them."""
         return to_fit(self.key)
 
     @property
@@ -91,7 +91,7 @@ class Row:
 
 
 def to_fit(key: str) -> bool:
-    """Whether constants may be fitted to what has this name: its hash says, and no person."""
+    """Return True for a name whose hash gives it to the fit: no person chooses."""
     return hashlib.sha256(key.encode()).digest()[0] % 2 == 0
 
 

@@ -77,7 +77,7 @@ BACKEND_ATTENTION: Final = {"efficient": 0.5, "cudnn": 1.5}
 
 # Fitted.
 FUSED_RATE: Final = 0.64
-"""Of kernels that torch.compile has fused, over that of a copy."""
+"""Rate of kernels that torch.compile has fused, over that of a copy."""
 RING_ATTENTION: Final = 0.5
 """Rate of attention over keys that a ring has brought, over that of a rank's own: smaller kernels,
 sums in fp32 between them. Of torch's ring, the only one with published runs."""

@@ -149,10 +149,11 @@ class _Graph:
         """Add up the work of its kernels."""
         for kernels in launched(self.kernels):
             node = kernels[0].operator
-            if node is None:
+            call = [] if node is None else call_of(node)
+            if node is None or not call:  # fused, or a kernel that a function calls
                 work.fused(moved_bytes(kernels))
                 continue
-            operator, *args = call_of(node)
+            operator, *args = call
             given, named = (map_arg(each, lambda n: n.meta["val"]) for each in (args, node.kwargs))
             work.operator(operator, given, named, node.meta.get("val"))
 

@@ -1,4 +1,4 @@
-"""Which kernels a compiled graph becomes: what is fused, what each reads and writes."""
+"""Kernels of a compiled graph: what is fused, and the tensors that each reads and writes."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,13 +18,13 @@ _FUSED_NAMESPACES: Final = frozenset({"aten", "prims"})
 
 @dataclass(slots=True)
 class Kernel:
-    """What runs by itself: reads tensors, and writes new ones."""
+    """A launch on the device: reads tensors, and writes new ones."""
 
     writes: list[Node]
     seen: set[Node]
-    """What it reads, as it sees it: whole tensors and views of them."""
+    """Operands: whole tensors, and views of them."""
     operator: Node | None
-    """The one that it is, if it is not fused."""
+    """None for fused ones."""
 
     @property
     def fused(self) -> bool:
@@ -48,14 +48,14 @@ def numel(node: Node) -> Any:
 
 
 def _root(node: Any) -> Any:
-    """The operator that has returned a node, alone or among others."""
+    """Return the operator that has returned a node, alone or among others."""
     while node.target is getitem:
         node = node.args[0]
     return node
 
 
 def owner_of(node: Any) -> Any:
-    """Whose memory a node is in."""
+    """Return the node whose memory a node is in."""
     while _is_view(root := _root(node)):
         node = root.args[0]
     return node
@@ -75,10 +75,12 @@ def _is_fused(node: Node) -> bool:
 
 
 def call_of(node: Node) -> list[Any]:
-    """Return an operator and its arguments; of one that draws random numbers, without the state
-    that it is given, or that is kept for its recomputation."""
+    """Return an operator and its arguments, nothing for a call of something else.
+
+    Where it draws random numbers, another function is called with it: its state is left out.
+    """
     call = [node.target, *node.args]
-    return call[next(n for n, part in enumerate(call) if isinstance(part, OpOverload)) :]
+    return call[next((n for n, p in enumerate(call) if isinstance(p, OpOverload)), len(call)) :]
 
 
 def _tensors(node: Node) -> list[Node]:
@@ -133,7 +135,7 @@ def launched(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
 
 
 def moved_bytes(kernels: Sequence[Kernel]) -> list[int]:
-    """List what fused kernels read and write, each tensor once."""
+    """List the bytes that kernels read and write together, each tensor once."""
     writes = [node for kernel in kernels for node in kernel.writes]
     parts: dict[Node, dict[Any, int]] = defaultdict(dict)
     for node in {node for kernel in kernels for node in kernel.seen}:

@@ -1,4 +1,4 @@
-"""What torch's operators are, and the bytes that they move, by the name in their schema."""
+"""Kinds of torch's operators, and the bytes that they move, by the name in their schema."""
 
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -10,7 +10,9 @@ from torch import Tensor
 _VIEWS: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 )
-_VIEWS_TOO: Final = frozenset({"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias"})
+_VIEWS_TOO: Final = frozenset(
+    {"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias", "wait_tensor"}
+)
 _PRODUCTS: Final = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"})
 _GROUPED: Final = frozenset({"_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"})
 """Products of experts: torch's own, and what transformers has where that cannot run."""
@@ -25,7 +27,7 @@ COLLECTIVES: Final = {
     "reduce_scatter_tensor": "reduce_scatter",
     "all_reduce": "all_reduce",
 }
-"""In a compiler's graph."""
+"""Operator in a compiler's graph -> collective that a plan prices."""
 _CONVOLUTIONS: Final = frozenset({"convolution", "convolution_backward"})
 _OVER_MANY: Final = ("_foreach_", "_fused_")
 _WRITE_ALL: Final = frozenset({"copy_", "fill_", "zero_"})
@@ -42,7 +44,7 @@ _FUSED_LOSS: Final = "softmax_gradient_"
 def kind_of(func: Any) -> str:
     """Return what an operator does, as far as its cost goes; "elementwise" where it moves bytes."""
     name = name_of(func)
-    if func.namespace == "_c10d_functional":
+    if func.namespace == "_c10d_functional" and name in COLLECTIVES:
         return "collective"
     if func.is_view or name in _VIEWS or name in _VIEWS_TOO or func.namespace == "prim":
         return "view"
@@ -68,7 +70,7 @@ def name_of(func: Any) -> str:
 
 
 def moved_bytes(func: Any, args: Any, out: Any) -> list[int]:
-    """Bytes that are read and written, one by one: each is a product of dimensions."""
+    """List the bytes that are read and written, one by one: each is a product of dimensions."""
     name = name_of(func)
     written = [tensor.nbytes for tensor in tensors_in((out,))]
     if name == _FUSED_LOSS:

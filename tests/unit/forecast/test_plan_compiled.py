@@ -245,6 +245,20 @@ def test_a_fused_kernel_moves_what_it_reads_and_writes() -> None:
     assert sorted(work_of_graph(some_columns, x).fused_bytes.elements()) == 2 * [size_bytes // 4]
 
 
+def test_a_kernel_that_is_no_operator_of_torch_moves_its_bytes() -> None:
+    """As a kernel of Triton, which a graph calls by way of a function."""
+    graph, value = torch.fx.Graph(), torch.zeros(8, 8)
+    x = graph.placeholder("x")
+    result = graph.call_function(torch.special.entr, (x,))
+    graph.output((result,))
+    for node in (x, result):
+        node.meta["val"] = value
+    counter = WorkCounter()
+    _Graph(torch.fx.GraphModule(nn.Module(), graph), mock.Mock()).count(counter)
+    assert counter.here.kernels == 1
+    assert sorted(counter.here.fused_bytes.elements()) == 2 * [4 * 64]
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_blocks_multiply_and_send_what_others_do(

@@ -160,6 +160,20 @@ def test_kernels_in_triton_that_multiply_are_told(tmp_path: Path) -> None:
     assert found.operators[0].work.fused_bytes == 300
 
 
+@pytest.mark.parametrize(
+    ("name", "moved_bytes"),
+    [("all_gather_into_tensor", 0), ("wait_tensor", 0), ("all_to_all_single", 2 * 4 * 8 * 8)],
+)
+def test_collectives_of_a_compilers_graph_are_priced_as_messages(
+    name: str, moved_bytes: int, tmp_path: Path
+) -> None:
+    """And one that no plan has ends nothing: it moves its bytes."""
+    x = tensor(8, 8, dtype="float32")
+    described = {"name": f"_c10d_functional::{name}.default", "args": [x], "kwargs": {}, "out": x}
+    work = timeline(tmp_path, launched(1), described).operators[0].work
+    assert work.elementwise_bytes + work.copied_bytes == moved_bytes
+
+
 def test_products_in_fp32_are_at_the_rate_that_the_program_asked_for(tmp_path: Path) -> None:
     operands = [tensor(8192, 4096, dtype="float32"), tensor(4096, 4096, dtype="float32")]
     described = product(8192) | {"args": operands, "out": tensor(8192, 4096, dtype="float32")}
