@@ -96,7 +96,7 @@ def step_seconds(
     """
     ranks_per_node = min(world_size, gpus_per_node)
     machine = machine.shared_by(ranks_per_node)
-    hooks = hook_operators(resolved, world_size)
+    hooks = hook_operators(resolved, world_size, machine.device)
     works = passes_work(resolved)
     forward = compute_s(works[0], resolved, machine, hooks[0])
     backward = compute_s(works[1], resolved, machine, hooks[1])
@@ -152,11 +152,12 @@ def exposed_s(
     return rest + max(0.0, hideable - compute) + contention * min(hideable, compute)
 
 
-def hook_operators(resolved: Resolved, world_size: int) -> tuple[float, float]:
-    """Return what a strategy's own Python takes of the host of a GPU, in a forward and in a
+def hook_operators(resolved: Resolved, world_size: int, device_type: str) -> tuple[float, float]:
+    """Return what a strategy's own Python takes of the host, in a forward and in a
     backward, in operators that it could dispatch meanwhile."""
     config, model = resolved.config, resolved.own_model
-    wire = Wire(config, model, world_size=config.sharding.shard_ranks(world_size))
+    ranks = config.sharding.shard_ranks(world_size)
+    wire = Wire(config, model, world_size=ranks, device_type=device_type)
     hooks = forecast_of(config).traffic(wire).hooks
     once = hooks.modules * FETCH_HOOK_OPERATORS + hooks.groups * GROUP_HOOK_OPERATORS
     words = model.checkpointing.blocks(model.layers)

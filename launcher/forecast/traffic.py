@@ -76,13 +76,17 @@ class Wire:
         config: of the run.
         model: what a rank computes of it.
         world_size: ranks that compute the same of it.
+        device_type: cpu or cuda.
     """
 
-    def __init__(self, config: RunConfig, model: ModelConfig, *, world_size: int) -> None:
+    def __init__(
+        self, config: RunConfig, model: ModelConfig, *, world_size: int, device_type: str
+    ) -> None:
         types = dtypes(config.optim)
         self.config = config
         self.sharding = config.sharding
         self.model = model
+        self.device_type = device_type
         self.stored_bytes = types.stored.itemsize
         """Of an element, between steps."""
         self.computed_bytes = types.computed.itemsize
@@ -131,21 +135,21 @@ class Wire:
         if last := element * self.trained.embeddings:
             yield Transfer(kind="all_reduce", size_bytes=last, hideable=False)
 
-    def gather_model(self, host_element: float) -> Iterator[Transfer]:
-        """Gather all parameters for a forward, group by group: nothing hides the first."""
-        layers = self.model.layers
-        block = self.blocks / layers
+    def gather_model(self, host_element: float, *, groups: int) -> Iterator[Transfer]:
+        """Gather all parameters for a forward, blocks in so many groups: nothing hides the
+        first."""
+        first = self.blocks / groups
         yield from self.gather(
-            self.embeddings + block, pieces=2, host_element=host_element, hideable=False
+            self.embeddings + first, pieces=2, host_element=host_element, hideable=False
         )
-        others = self.blocks - block + self.head
-        yield from self.gather(others, pieces=layers, host_element=host_element)
+        others = self.blocks - first + self.head
+        yield from self.gather(others, pieces=groups, host_element=host_element)
 
-    def reduce_model(self, element: int) -> Iterator[Transfer]:
+    def reduce_model(self, element: int, *, groups: int) -> Iterator[Transfer]:
         """Copy gradients of `element` bytes into a buffer, reduce-scatter them, all-reduce the
         shards across replicas, group by group; the embeddings' come last. Then offload them."""
         for parameters, pieces, hideable in (
-            (self.trained.before_embeddings, self.model.layers, True),
+            (self.trained.before_embeddings, groups, True),
             (self.trained.embeddings, 1, False),
         ):
             if parameters == 0:

@@ -40,8 +40,26 @@ def test_each_line_is_as_planned(flags: tuple[str, ...], tmp_path: Path) -> None
     compare(train(tmp_path, *SEED, *flags, tiny=False, more=APPLIED))
 
 
-def test_first_of_two_ranks_of_ddp(tmp_path: Path) -> None:
-    flags = (*SEED, "--strategy", "ddp", "--global-batch", "250")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--strategy", "ddp", "--global-batch", "250"),
+        ("--strategy", "fsdp"),
+        ("--strategy", "fsdp", "--reduce-each-micro-batch", "--global-batch", "500"),
+        ("--strategy", "fsdp", "--no-reshard-after-forward"),
+        (
+            "--strategy",
+            "fsdp",
+            "--lora-rank=8",
+            "--random-base",
+            "--activation-checkpointing",
+            "full",
+        ),
+    ],
+    ids=["ddp", "fsdp", "fsdp, accumulated", "fsdp-grad-op", "fsdp, lora"],
+)
+def test_first_of_two_ranks(flags: tuple[str, ...], tmp_path: Path) -> None:
+    flags = (*SEED, *flags)
     compare(train(tmp_path, *flags, tiny=False, gpus=2, more={**APPLIED, **FIRST_OF_TWO}))
 
 

@@ -1,4 +1,4 @@
-"""FSDP2: every block's parameters, gradients and optimizer states sharded over the ranks.
+"""FSDP2: parameters, gradients and optimizer states of blocks sharded over the ranks.
 
 Full shard = ZeRO-3 = `reshard_after_forward`; shard grad op = ZeRO-2 = without it; hybrid shards
 within a group of ranks and replicates across groups.
@@ -18,12 +18,12 @@ from launcher.model.parts import parts_of
 from launcher.strategies.build_inputs import BuildInputs, InitialValue, place_buffers
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
-from launcher.strategies.fsdp.grouping import HEAD, ROOT, reshards
+from launcher.strategies.fsdp.grouping import HEAD, ROOT, block_groups, reshards
 from launcher.strategies.native import native_engine
 
 
 def build(inputs: BuildInputs) -> Engine:
-    """Shard the meta model block by block, then give each rank only its own slices."""
+    """Shard the meta model group by group, then give each rank only its own slices."""
     sharding, tied = inputs.config.sharding, inputs.resolved.model.tied
     root = inputs.meta_module().to(inputs.types.stored)
     for parameter in root.parameters():
@@ -37,8 +37,11 @@ def build(inputs: BuildInputs) -> Engine:
     if inputs.config.loop.compiles:
         compile_blocks(root, kept_share=inputs.resolved.kept_share)
     parts = parts_of(root)
-    for block in parts.blocks:
-        fully_shard(block, reshard_after_forward=reshard, **options)
+    blocks = [*parts.blocks]
+    sizes_bytes = [_computed_bytes(block, inputs.types.computed) for block in blocks]
+    for layers in block_groups(sizes_bytes, inputs.world.device.type):
+        together = blocks[layers.start : layers.stop]
+        fully_shard(together, reshard_after_forward=reshard, **options)
     if not tied:
         head = [*parts.head.values()]
         fully_shard(head, reshard_after_forward=reshards_group(HEAD), **options)
@@ -66,8 +69,9 @@ def build(inputs: BuildInputs) -> Engine:
 
 def _whole_gradients(root: nn.Module) -> Iterator[Tensor | None]:
     """Unsharded gradients of accumulation without communication, which FSDP hides."""
-    for module in _sharded_modules(root):
-        group = module._get_fsdp_state()._fsdp_param_group
+    states = dict.fromkeys(module._get_fsdp_state() for module in _sharded_modules(root))
+    for state in states:  # modules of a group share one
+        group = state._fsdp_param_group
         for parameter in group.fsdp_params if group else ():
             yield parameter.unsharded_accumulated_grad
             if hasattr(parameter, "_unsharded_param"):  # from its first gather on
@@ -76,6 +80,13 @@ def _whole_gradients(root: nn.Module) -> Iterator[Tensor | None]:
 
 def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in root.modules() if isinstance(module, FSDPModule))
+
+
+def _computed_bytes(block: nn.Module, computed: torch.dtype) -> int:
+    return sum(
+        p.numel() * (computed if p.is_floating_point() else p.dtype).itemsize
+        for p in block.parameters()
+    )
 
 
 def _options(inputs: BuildInputs) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.traffic import Hooks, Traffic, Wire
 from launcher.strategies.fsdp.forecast.buffers import FsdpBuffers
-from launcher.strategies.fsdp.grouping import ROOT, reshards
+from launcher.strategies.fsdp.grouping import ROOT, block_groups, reshards
 from launcher.strategies.rank import Rank
 
 
@@ -16,23 +16,25 @@ def buffers(rank: Rank, timeline: Timeline) -> Buffers:
 def traffic(wire: Wire) -> Traffic:
     """Gathers and reduce-scatters.
 
-    Each group is gathered in the compute type before its forward, one group ahead, and after a
-    reshard again before its backward; gradients are reduced in the type they are stored in, and
-    with --replicate all-reduced across the replicas, in the last micro-batch or in each
+    Each group (grouping.py) is gathered in the compute type before its forward, one group ahead,
+    and after a reshard again before its backward; gradients are reduced in the type they are stored
+    in, and with --replicate all-reduced across the replicas, in the last micro-batch or in each
     (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py).
     """
     sharding, model = wire.sharding, wire.model
     reshard = sharding.reshard_after_forward
     root_again = reshards(ROOT, reshard_after_forward=reshard, tied=model.tied)
     element = wire.resting_bytes  # shards move as they are stored, and are cast on the device
-    forward = tuple(wire.gather_model(element))
+    block_bytes = int(wire.computed_bytes * wire.blocks / model.layers)
+    groups = len(block_groups([block_bytes] * model.layers, wire.device_type))
+    forward = tuple(wire.gather_model(element, groups=groups))
     embeddings, blocks = wire.embeddings if root_again else 0, wire.blocks if reshard else 0
     backward = (
         *wire.gather(embeddings, pieces=1, host_element=element, hideable=False),
-        *wire.gather(blocks, pieces=model.layers, host_element=element),
+        *wire.gather(blocks, pieces=groups, host_element=element),
     )
-    reduce = tuple(wire.reduce_model(wire.stored_bytes))
-    hooks = Hooks(groups=model.layers + 1)
+    reduce = tuple(wire.reduce_model(wire.stored_bytes, groups=groups))
+    hooks = Hooks(groups=groups + 1)
     if sharding.reduce_each_micro_batch:
         return Traffic(forward=forward, backward=(*backward, *reduce), hooks=hooks)
     return Traffic(forward=forward, backward=backward, last_backward=reduce, hooks=hooks)

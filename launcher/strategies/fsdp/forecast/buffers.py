@@ -11,7 +11,7 @@ from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Place
 from launcher.strategies.fsdp.forecast.sharded_groups import ShardedGroup, grouped
-from launcher.strategies.fsdp.grouping import HEAD, ROOT
+from launcher.strategies.fsdp.grouping import HEAD, ROOT, Group
 from launcher.strategies.parameters import Parameter, row_range, row_shard
 from launcher.strategies.rank import FP32, Rank
 
@@ -30,7 +30,7 @@ class FsdpBuffers(Buffers):
         self.offloaded = sharding.offload_param == "cpu" and rank.device_type != "cpu"
         self.casts = self.element != self.stored
         self.reduces = True
-        self._kept_gather: str | None = None
+        self._kept_gather: Group | None = None
         self._scattering: str | None = None
         self._reductions = 0
         self._group_parameters()
@@ -43,14 +43,15 @@ class FsdpBuffers(Buffers):
             self.timeline.rename("new", key, "temporary")
 
     def _group_parameters(self) -> None:
-        groups = grouped(
-            self.parameters,
-            tied=self.rank.resolved.model.tied,
-            reshard_after_forward=self.rank.resolved.config.sharding.reshard_after_forward,
-        )
-        self.blocks = [group for name, group in groups.items() if name not in (ROOT, HEAD)]
-        self.head = groups.get(HEAD)
-        self.root = groups[ROOT]
+        groups = {group.of: group for group in grouped(self.rank)}
+        self.root, self.head = groups.pop(ROOT), groups.pop(HEAD, None)
+        self.blocks = [*groups.values()]
+        self.of_layer = {
+            layer: (number, layer == layers.start, layer == layers.stop - 1)
+            for number, layers in enumerate(each for each in groups if isinstance(each, range))
+            for layer in layers
+        }
+        """Number of a block's group, and whether the block is its first or last."""
         self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
         for group in self.groups:
             sizes = {("whole", p.name): self._whole_bytes(p) for p in group.parameters}
@@ -83,20 +84,28 @@ class FsdpBuffers(Buffers):
 
     def enter(self, place: Place) -> None:
         if place.part == "block":
-            self._copy_out(self.blocks[place.layer], forward=True)
+            number, first, _ = self.of_layer[place.layer]
+            if first:
+                self._copy_out(self.blocks[number], forward=True)
         elif place.part == "head" and self.head is not None:
             self._copy_out(self.head, forward=True)
         elif place.part == "head_backward":
             self._begin_backward()
         elif place.part == "block_backward":
-            self._copy_out(self.blocks[place.layer], forward=False)
-            self._prefetch(place.layer)
+            number, _, last = self.of_layer[place.layer]
+            if last:
+                self._copy_out(self.blocks[number], forward=False)
+                self._prefetch(number)
 
     def leave(self, place: Place) -> None:
-        if place.part == "block" and self.blocks[place.layer].reshard:
-            self._release(self.blocks[place.layer])
-        elif place.part == "block_backward" and not self._is_late(place.layer):
-            self._reduce(self.blocks[place.layer])
+        if place.part == "block":
+            number, _, last = self.of_layer[place.layer]
+            if last and self.blocks[number].reshard:
+                self._release(self.blocks[number])
+        elif place.part == "block_backward":
+            number, first, _ = self.of_layer[place.layer]
+            if first and not self._is_late(number):
+                self._reduce(self.blocks[number])
         elif place.part == "head_backward" and self.head is not None:
             self._reduce(self.head)
 
@@ -132,7 +141,7 @@ class FsdpBuffers(Buffers):
         """Update a group as soon as it is reduced, where the optimizer is in the backward."""
         for p in group.trained:
             self.update(p)
-        key = ("shard", group.name)
+        key = ("shard", group.of)
         if self.replicated and self.timeline.has(key):
             # All-reduced, it is kept until the backward is over (_all_reduce_state).
             self.timeline.rename(key, ("added", self._reductions), "temporary")
@@ -140,14 +149,14 @@ class FsdpBuffers(Buffers):
         self._drop_shards(group)
 
     def _drop_shards(self, group: ShardedGroup) -> None:
-        self.timeline.free(("shard", group.name))
+        self.timeline.free(("shard", group.of))
         for p in group.trained:
             self.timeline.free(("shard", p.name))
 
-    def _is_late(self, layer: int) -> bool:
-        """Return whether a block is reduced by the root's last callback, after the backward: its
-        input has no gradient, which would tell when it is through."""
-        return layer == 0 and len(self.trained) < len(self.parameters)
+    def _is_late(self, number: int) -> bool:
+        """Return whether a group of blocks is reduced by the root's last callback, after the
+        backward: its input has no gradient, which would tell when it is through."""
+        return number == 0 and len(self.trained) < len(self.parameters)
 
     def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
         return row_shard(parameter.shape, rank=self.shard_rank, ranks=self.ranks)[0]
@@ -181,7 +190,7 @@ class FsdpBuffers(Buffers):
         elif self.casts:
             cast = self.element * self._padded_sum(group.trained)
             self.timeline.allocate("shards to send", cast, "temporary", stream="gather")
-        key = ("gather", group.name)
+        key = ("gather", group.of)
         self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
         self.timeline.free("shards to send")
 
@@ -200,9 +209,9 @@ class FsdpBuffers(Buffers):
         if forward:
             # Kept until the next copy-out, so that its memory is not reused while it is sent.
             self._free_kept_gather()
-            self._kept_gather = group.name
+            self._kept_gather = group.of
         else:
-            self.timeline.free(("gather", group.name))
+            self.timeline.free(("gather", group.of))
 
     def _copy_alone(self, p: Parameter) -> None:
         """Without other ranks, parameters are fetched and cast one by one; a copy lives
@@ -243,7 +252,7 @@ class FsdpBuffers(Buffers):
         elements = self._padded_sum(group.trained)
         if elements == 0:
             return
-        self._scattering = f"scatter {group.name}"
+        self._scattering = f"scatter {group.of}"
         sent_bytes = self.stored * self.ranks * elements
         self.timeline.allocate(self._scattering, sent_bytes, "temporary")
         for p in group.trained:
@@ -265,7 +274,7 @@ class FsdpBuffers(Buffers):
                         ("shard", p.name), shard, "grads", where="host", pinned=self.rank.pins
                     )
             self.timeline.free("reduced")
-        elif self.timeline.has(("shard", group.name)):
+        elif self.timeline.has(("shard", group.of)):
             # Added to the shards of the micro-batches before.
             key = ("added", self._reductions)
             self.timeline.allocate(key, size_bytes, "temporary", stream="reduce")
@@ -274,7 +283,7 @@ class FsdpBuffers(Buffers):
             else:
                 self.timeline.free(key)
         else:
-            shard_key = ("shard", group.name)
+            shard_key = ("shard", group.of)
             self.timeline.allocate(shard_key, size_bytes, "grads", stream="reduce")
 
     def _accumulate(self, group: ShardedGroup) -> None:

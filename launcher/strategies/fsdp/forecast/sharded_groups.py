@@ -1,18 +1,21 @@
 """A group of parameters as FSDP's memory sees it: what of it is there at the moment."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.forecast.trace.allocation_summaries import EMPTY, AllocationSummary, summarize
-from launcher.strategies.fsdp.grouping import groups_of, reshards
+from launcher.model.parts import block_of
+from launcher.strategies.fsdp.grouping import Group, block_groups, groups_of, reshards
 from launcher.strategies.parameters import Parameter
+from launcher.strategies.rank import Rank
 
 
 @dataclass(slots=True)
 class ShardedGroup:
     """Parameters that are gathered and reduced together."""
 
-    name: str
+    of: Group
     parameters: list[Parameter]
     reshard: bool
     gathered: bool = False
@@ -39,14 +42,20 @@ class ShardedGroup:
         )
 
 
-def grouped(
-    parameters: Sequence[Parameter], *, tied: bool, reshard_after_forward: bool
-) -> dict[str, ShardedGroup]:
-    """Return the groups by name, in the order of their first parameters."""
-    groups: dict[str, ShardedGroup] = {}
-    for p, name in zip(parameters, groups_of((p.name for p in parameters), tied=tied), strict=True):
-        if name not in groups:
-            own = reshards(name, reshard_after_forward=reshard_after_forward, tied=tied)
-            groups[name] = ShardedGroup(name, [], own)
-        groups[name].parameters.append(p)
-    return groups
+def grouped(rank: Rank) -> list[ShardedGroup]:
+    """Return the groups of a rank's parameters, in the order of their first ones."""
+    tied, sharding = rank.resolved.model.tied, rank.resolved.config.sharding
+    sizes_bytes: Counter[int] = Counter()
+    for p in rank.parameters:
+        if (layer := block_of(p.name)) is not None:
+            sizes_bytes[layer] += rank.computing_bytes(p) * p.elements
+    blocks = block_groups([*sizes_bytes.values()], rank.device_type)
+    found: dict[Group, ShardedGroup] = {}
+    groups = groups_of((p.name for p in rank.parameters), blocks, tied=tied)
+    for p, of in zip(rank.parameters, groups, strict=True):
+        if of not in found:
+            after_forward = sharding.reshard_after_forward
+            own = reshards(of, reshard_after_forward=after_forward, tied=tied)
+            found[of] = ShardedGroup(of, [], own)
+        found[of].parameters.append(p)
+    return [*found.values()]

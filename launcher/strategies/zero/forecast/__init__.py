@@ -38,10 +38,10 @@ def traffic(wire: Wire) -> Traffic:
         sent = Transfer(kind="all_reduce", size_bytes=every, hideable=False)
         return Traffic(last_backward=(sent,))
     if stage == 3:
-        whole = tuple(wire.gather_model(element))
+        whole = tuple(wire.gather_model(element, groups=layers))
         return Traffic(
             forward=whole,
-            backward=(*whole, *wire.reduce_model(element)),
+            backward=(*whole, *wire.reduce_model(element, groups=layers)),
             hooks=Hooks(modules=wire.modules, gradients=wire.tensors),
         )
     hideable = not has_bf16_optimizer(wire.config)
