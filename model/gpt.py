@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from launcher.model.attention import kernel_for
+from launcher.model.casts import cast_together
 from launcher.model.config import ModelConfig
 from launcher.model.layers import ACTIVATIONS, Rotation, head_norm, norm, rotate, rotation
 from launcher.model.linears import (
@@ -133,7 +135,15 @@ class Block(nn.Module):
     def forward(self, x: Tensor, sequences: SharedInputs) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
         training = self.training and torch.is_grad_enabled()
-        return recomputing(self._attend, self._transform, x, sequences, self.config, training)
+        return recomputing(
+            *(self._attend, self._transform, x, sequences, self.config, training),
+            casting=partial(cast_together, self._with_weights()),
+        )
+
+    def _with_weights(self) -> tuple[nn.Module, ...]:
+        attn, mlp = self.attn, self.mlp
+        norms = (self.ln_1, self.ln_2, attn.q_norm, attn.k_norm)
+        return *norms, attn.qkv, attn.proj, mlp.fc, mlp.out
 
     def _attend(self, x: Tensor, sequences: SharedInputs) -> Tensor:
         return x.add(self.attn(self.ln_1(x), sequences))

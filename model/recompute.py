@@ -63,17 +63,28 @@ def recomputing(
     sequences: Any,
     config: ModelConfig,
     training: bool,
+    *,
+    casting: Callable[[str], contextlib.AbstractContextManager[None]],
 ) -> Tensor:
     """Run the halves of a block, `transform(attend(x, sequences))`; in `training` backward
-    recomputes what the config does not keep."""
+    recomputes what the config does not keep.
+
+    Args:
+        casting: (type of device) -> a context in which the halves find their weights cast. Not for
+            tiles, each of which casts anew (`_fresh_casts`), nor in a compiler's checkpoint, which
+            may change nothing outside of it.
+    """
     tiles = config.mlp_tile is not None
+    mode = config.activation_checkpointing if training else "none"  # this block's own
+    compiled_again = mode != "none" and torch.compiler.is_compiling()
+    casts_alone = tiles or compiled_again or not training
     if tiles:
         transform = partial(_tiled, transform, config=config, training=training)
 
     def block(x: Tensor, sequences: Any) -> Tensor:
-        return transform(attend(x, sequences))
+        with contextlib.nullcontext() if casts_alone else casting(x.device.type):
+            return transform(attend(x, sequences))
 
-    mode = config.activation_checkpointing if training else "none"  # this block's own
     if mode == "none":
         return block(x, sequences)
     products = partial(_Products, config)

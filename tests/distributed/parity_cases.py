@@ -31,6 +31,7 @@ BASE: Mapping[str, Any] = {
     **{"schedule": "cosine", "min_lr_ratio": 0.1, "weight_decay": 0.1, "warmup_steps": 0},
     "clip": 0.5,  # below the norms of this model, so that a wrong norm spoils the losses
 }
+TWO_BLOCKS = 450_000  # bytes that two blocks have, and three have not
 LR = {"sgd": 0.1, "adafactor": 0.1}  # what lowers the loss in so few steps
 _NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 _LLAMA = {"kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu", **_NO_BIASES}
@@ -126,6 +127,8 @@ class Case:
     strategy: str = "single"
     techniques: tuple[str, ...] = ()
     steps: int = STEPS
+    shared_bytes: int = 0
+    """Of blocks that FSDP gathers together, as on a GPU."""
 
     @property
     def weak(self) -> bool:
@@ -249,6 +252,14 @@ def _kept() -> Iterator[Case]:
     yield case("ddp", ring, ranks=2, activation_checkpointing="keep=mlp-up", name="ddp, ring kept")
     for beside in ("--context-parallel N", "--tensor-parallel N", "lora-gpt2", "keep=qkv,mlp-up"):
         yield case("fsdp", "--compile", beside, ranks=2)
+    full = "--activation-checkpointing full"
+    for techniques in ((), (two, selective), ("lora-gpt2", full)):
+        for strategy in ("fsdp", "fsdp-grad-op", "fsdp-hybrid"):
+            ranks = 4 if "hybrid" in strategy else 2
+            found = case(strategy, *techniques, ranks=ranks, layers=3)
+            yield replace(found, name=f"{found.name}, two blocks together", shared_bytes=TWO_BLOCKS)
+    together = case("fsdp", "--compile", ranks=2, layers=3)
+    yield replace(together, name="fsdp, compiled, together", shared_bytes=TWO_BLOCKS)
     # Gradients accumulate in other buffers where half of the master weights stay on the device.
     half = ("--offload-fraction F", "--grad-accum-dtype bf16", "--position rope")
     yield case("zero3", *half, ranks=2)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from launcher.measure.memory import TracedMemory
 from launcher.parallel.world import World
 from launcher.run.capacity import check_offload
 from launcher.strategies.engine import Engine, LossScale
+from launcher.strategies.fsdp import grouping
 from launcher.strategies.native_state import ModelShardState
 from launcher.train import build_engine
 
@@ -49,6 +51,11 @@ def main() -> None:
 
 def run(case: Case, world: World) -> dict[str, Any]:
     """What `launcher.train` does, with its checks, less its records."""
+    with mock.patch.dict(grouping.SHARED_BYTES, cpu=case.shared_bytes):
+        return _run(case, world)
+
+
+def _run(case: Case, world: World) -> dict[str, Any]:
     torch._dynamo.reset()  # compiled for one case, a block would count against the next one's limit
     counters.clear()
     config = case.config()

@@ -13,6 +13,9 @@ from torch.fx import Node
 _MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
 _FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _VIEWS: Final = frozenset({"reshape", "_unsafe_view"})
+_EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
+_OVER_MANY: Final = "_foreach_"
+"""Kernels of their own, over lists of tensors."""
 _FUSED_NAMESPACES: Final = frozenset({"aten", "prims"})
 
 
@@ -66,11 +69,22 @@ def _is_view(node: Node) -> bool:
     return isinstance(target, OpOverload) and (target.is_view or target._opname in _VIEWS)
 
 
+def _is_empty(node: Node) -> bool:
+    target = node.target
+    return isinstance(target, OpOverload) and target._opname in _EMPTY
+
+
+def _operands(node: Node) -> list[Node]:
+    """List what a node reads, not memory that it is the first to write to."""
+    return [read for read in node.all_input_nodes if not _is_empty(owner_of(read))]
+
+
 def _is_fused(node: Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
     own = target._opname in _MATRIX_PRODUCTS or "attention" in target._opname
+    own = own or target._opname.startswith(_OVER_MANY)
     return target.namespace in _FUSED_NAMESPACES and not own
 
 
@@ -92,17 +106,17 @@ def _tensors(node: Node) -> list[Node]:
 def kernels_of(nodes: list[Any]) -> list[Kernel]:
     """List the kernels of a graph, in its order."""
     calls = [n for n in nodes if n.op == "call_function" and n.target is not getitem]
-    calls = [node for node in calls if not _is_view(node)]
+    calls = [node for node in calls if not _is_view(node) and not _is_empty(node)]
     written = {owner_of(node) for node in nodes[-1].args[0] if isinstance(node, Node)}
     for node in calls:
         if not _is_fused(node):
-            written |= {owner_of(read) for read in node.all_input_nodes} | {*_tensors(node)}
+            written |= {owner_of(read) for read in _operands(node)} | {*_tensors(node)}
     found: list[Kernel] = []
     sources: dict[Node, set[Node]] = {}
     fused: dict[Node, Kernel] = {}
     for node in calls:
         seen: set[Node] = set()
-        for read in node.all_input_nodes:
+        for read in _operands(node):
             owner = owner_of(read)
             seen |= {read} if owner in written or owner.op != "call_function" else sources[owner]
         tensors = _tensors(node)

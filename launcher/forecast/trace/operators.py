@@ -30,7 +30,7 @@ COLLECTIVES: Final = {
 """Operator in a compiler's graph -> collective that a plan prices."""
 _CONVOLUTIONS: Final = frozenset({"convolution", "convolution_backward"})
 _OVER_MANY: Final = ("_foreach_", "_fused_")
-_WRITE_ALL: Final = frozenset({"copy_", "fill_", "zero_"})
+_WRITE_ALL: Final = frozenset({"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_copy"})
 """Do not read what they write to."""
 _LOOK_UP: Final = frozenset({"embedding", "index", "index_select", "gather"})
 """Read as much of a table as they return."""

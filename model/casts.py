@@ -1,0 +1,72 @@
+"""Casts of a block's weights under autocast, all in one launch, where autocast takes one each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from launcher.model.layers import LayerNorm, RMSNorm
+
+_MOST_ELEMENTS: Final = 4 * 2**20
+"""Of a weight: a launch is nothing beside the cast of a larger one, and gradients of those in the
+low type, which are held until the last of the block is there, would be."""
+_CAST: Final = (nn.Linear, LayerNorm, RMSNorm)
+"""Modules that use their weights in the type of autocast; not what is derived from them."""
+
+
+class _CastTogether(torch.autograd.Function):
+    """(dtype, weights...) -> the weights in `dtype`; their gradients come back in their own."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        return _copied(weights, [dtype] * len(weights))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *_copied(gradients, ctx.dtypes)
+
+
+def _copied(tensors: tuple[Tensor, ...], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
+    pairs = zip(tensors, dtypes, strict=True)
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in pairs]
+    torch._foreach_copy_(copies, tensors)
+    return tuple(copies)
+
+
+@contextlib.contextmanager
+def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[None]:
+    """Have modules read casts of their weights, of those that are small.
+
+    The bits are autocast's. Without effect where that is off.
+    """
+    if not torch.is_autocast_enabled(device_type):
+        yield
+        return
+    found = [
+        (module, name, weight)
+        for module in modules
+        if type(module) in _CAST
+        for name, weight in module._parameters.items()
+        if weight is not None and weight.requires_grad and weight.dtype is torch.float32
+        if weight.numel() <= _MOST_ELEMENTS
+    ]
+    if not found:
+        yield
+        return
+    dtype = torch.get_autocast_dtype(device_type)
+    casts = _CastTogether.apply(dtype, *(weight for _, _, weight in found))
+    # An instance's own attribute is found before its parameters, which stay what they are.
+    for (module, name, _), cast in zip(found, casts, strict=True):
+        module.__dict__[name] = cast
+    try:
+        yield
+    finally:
+        for module, name, _ in found:
+            del module.__dict__[name]
