@@ -132,7 +132,7 @@ def one_case(flags: Sequence[str], world: World) -> dict[str, Any]:
     """The seconds of a first step; a third step, counted; the fifth one's highest bytes and
     launches; and the host's time of later ones."""
     config = parse_run_config(["--device=cuda", *flags])
-    resolved = resolve(config, world_size=1, device_type="cuda")
+    resolved = resolve(config, world_size=world.size, device_type="cuda")
     if resolved.config.loop.compiles:
         inductor: Any = importlib.import_module("torch._inductor.config")
         inductor.benchmark_kernel = True  # kernels know their bytes
