@@ -66,7 +66,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "seed-134m bf16-pure, 8-bit, offload, in backward": (
         *(*SEED, *PURE8, *IN_BACKWARD, "--activation-checkpointing=offload"),
     ),
-    "seed-134m fp8": (*SEED, "--precision=fp8"),
+    "seed-134m fp8": (*SEED, "--precision=fp8", "--compile=off"),
     "seed-134m fp8, compiled": (*SEED, "--precision=fp8", COMPILED),
     "seed-134m bf16, micro-batch 8": (*SMALL, BF16),
     "seed-134m bf16, micro-batch 8, CUDA graphs": (*SMALL, BF16, "--cuda-graphs=on"),
@@ -94,14 +94,15 @@ MI300X = Rates(
 
 def rates_of(name: str) -> Rates:
     """Read a data sheet; a type that the GPU does not multiply in takes the rate of fp32."""
-    found = MI300X if name == "MI300X" else None
-    if gpu := gpu_named(name):
+    found = MI300X
+    if name != "MI300X":
+        gpu = gpu_named(name)
+        if gpu is None:
+            raise SystemExit(f"--gpu {name}: unknown")
         low = gpu.bf16_flops_per_s or gpu.fp32_flops_per_s
         rates = {"float32": gpu.fp32_flops_per_s, "bfloat16": low}
         rates |= {"float16": gpu.tensor_flops_per_s, "float8": gpu.fp8_flops_per_s or low}
         found = Rates(gpu.memory_bytes_per_s, rates)
-    if found is None:
-        raise SystemExit(f"--gpu {name}: unknown")
     matmul = {type_: MATMUL_SHARE * rate for type_, rate in found.matmul.items()}
     return Rates(MEMORY_SHARE * found.memory, matmul)
 

@@ -163,6 +163,9 @@ class Zero3(ZeroBuffers):
             self.timeline.allocate(
                 "sent", self.element * slices * self.ranks, "temporary", stream="reduce"
             )
+        if self.rank.device_type == "cpu" and self.ranks > 1:
+            # gloo sums in a copy of what is sent (ProcessGroupGloo::_reduce_scatter_base).
+            self.transient(self.element * slices * self.ranks)
         if self.grad_element != self.element:
             self.timeline.allocate(
                 "added", self.grad_element * slices, "temporary", stream="reduce"
