@@ -1,4 +1,4 @@
-"""Casts of a block's weights under autocast, all in one launch, where autocast takes one each."""
+"""Casts of weights under autocast: those of a block in one launch, where autocast takes one each."""
 
 from __future__ import annotations
 
@@ -70,3 +70,14 @@ def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[No
     finally:
         for module, name, _ in found:
             del module.__dict__[name]
+
+
+def fresh_casts(device_type: str) -> torch.autocast:
+    """Autocast as it is, but each use of a weight casts it anew: one cast that tiles share would
+    sum their gradients in low precision, an error that grows with their number."""
+    return torch.autocast(
+        device_type,
+        dtype=torch.get_autocast_dtype(device_type),
+        enabled=torch.is_autocast_enabled(device_type),
+        cache_enabled=False,
+    )

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from launcher.model.casts import fresh_casts
 from launcher.model.checkpointing import PRODUCTS, kept_products
 from launcher.model.config import ModelConfig
 from launcher.model.layers import KEEP_THEIR_INPUT
@@ -71,18 +72,17 @@ def recomputing(
 
     Args:
         casting: (type of device) -> a context in which the halves find their weights cast. Not for
-            tiles, each of which casts anew (`_fresh_casts`), nor in a compiler's checkpoint, which
+            tiles, each of which casts anew (`fresh_casts`), nor in a compiler's checkpoint, which
             may change nothing outside of it.
     """
     tiles = config.mlp_tile is not None
     mode = config.activation_checkpointing if training else "none"  # this block's own
-    compiled_again = mode != "none" and torch.compiler.is_compiling()
-    casts_alone = tiles or compiled_again or not training
+    together = training and not tiles and not (mode != "none" and torch.compiler.is_compiling())
     if tiles:
         transform = partial(_tiled, transform, config=config, training=training)
 
     def block(x: Tensor, sequences: Any) -> Tensor:
-        with contextlib.nullcontext() if casts_alone else casting(x.device.type):
+        with casting(x.device.type) if together else contextlib.nullcontext():
             return transform(attend(x, sequences))
 
     if mode == "none":
@@ -135,24 +135,13 @@ def _tiled(
         )
     assert config.mlp_tile is not None
     rows = x.flatten(0, 1).unsqueeze(0)
-    with _fresh_casts(x.device.type):
+    with fresh_casts(x.device.type):
         return torch.cat(by_tiles(function, rows, config.mlp_tile), dim=1).view_as(x)
 
 
 def by_tiles(function: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> list[Tensor]:
     """Apply `function` to rows [1, N, d], at most `tile` of them at a time."""
     return [function(part) for part in rows.split(tile, dim=1)]
-
-
-def _fresh_casts(device_type: str) -> torch.autocast:
-    """Autocast as it is, but each use of a weight casts it anew: one cast that tiles share would
-    sum their gradients in low precision, an error that grows with their number."""
-    return torch.autocast(
-        device_type,
-        dtype=torch.get_autocast_dtype(device_type),
-        enabled=torch.is_autocast_enabled(device_type),
-        cache_enabled=False,
-    )
 
 
 def keeping(
