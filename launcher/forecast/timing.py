@@ -153,8 +153,8 @@ def exposed_s(
 
 
 def hook_operators(resolved: Resolved, world_size: int, device_type: str) -> tuple[float, float]:
-    """Return what a strategy's own Python takes of the host, in a forward and in a
-    backward, in operators that it could dispatch meanwhile."""
+    """Return what a strategy's own Python takes of the host, in a forward and in a backward, in
+    operators that it could dispatch meanwhile."""
     config, model = resolved.config, resolved.own_model
     ranks = config.sharding.shard_ranks(world_size)
     wire = Wire(config, model, world_size=ranks, device_type=device_type)
