@@ -1,4 +1,4 @@
-"""Casts of weights under autocast: those of a block in one launch, where autocast takes one each."""
+"""Casts of weights under autocast: a block's in one launch, where autocast takes one each."""
 
 from __future__ import annotations
 
