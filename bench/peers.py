@@ -94,7 +94,6 @@ FLAGS = {
     "compile": Flags(extra=("--compile",)),
     "both-compile": Flags(extra=("--compile",), peers_compile=True),
 }
-# By default the loss is in chunks at full size, and not yet at small size.
 USUAL_FLAGS = {
     "cpu": ["defaults", "chunked-loss", "chunked-loss+selective"],
     "cuda": ["defaults", "selective", "compile", "both-compile"],
