@@ -41,7 +41,7 @@ SMALL = ("--model=seed-134m", "--micro-batch=8", "--cuda-graphs=off")
 BF16, COMPILED = "--precision=bf16", "--compile=on"
 PURE8 = ("--precision=bf16-pure", "--optimizer=adamw8bit")
 IN_BACKWARD = ("--optimizer-in-backward", "--clip=0")
-# On a node of its own. Only a stand-in has a rank run alone.
+# On a node of its own. Where no kernels run, a rank can run alone.
 FIRST_OF_TWO = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "SHARDSCALE_STAND_IN_ALONE": "1"},

@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from launcher.model.layers import LayerNorm, RMSNorm
 
 _MOST_ELEMENTS: Final = 4 * 2**20
-"""Of a weight: a launch is nothing beside the cast of a larger one, and gradients of those in the
-low type, which are held until the last of the block is there, would be."""
+"""Largest weight that is cast with others: for a larger one a launch is nothing beside its cast,
+and its gradient in the low type would be held until the last of the block is there."""
 _CAST: Final = (nn.Linear, LayerNorm, RMSNorm)
 """Modules that use their weights in the type of autocast; not what is derived from them."""
 

@@ -128,7 +128,7 @@ class Case:
     techniques: tuple[str, ...] = ()
     steps: int = STEPS
     shared_bytes: int = 0
-    """Of blocks that FSDP gathers together, as on a GPU."""
+    """Most bytes of blocks that FSDP gathers together, as on a GPU."""
 
     @property
     def weak(self) -> bool:

@@ -10,10 +10,11 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from launcher.forecast.trace.operators import EMPTY
+
 _MATRIX_PRODUCTS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm"})
 _FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _VIEWS: Final = frozenset({"reshape", "_unsafe_view"})
-_EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 _OVER_MANY: Final = "_foreach_"
 """Kernels of their own, over lists of tensors."""
 _FUSED_NAMESPACES: Final = frozenset({"aten", "prims"})
@@ -71,7 +72,7 @@ def _is_view(node: Node) -> bool:
 
 def _is_empty(node: Node) -> bool:
     target = node.target
-    return isinstance(target, OpOverload) and target._opname in _EMPTY
+    return isinstance(target, OpOverload) and target._opname in EMPTY
 
 
 def _operands(node: Node) -> list[Node]:

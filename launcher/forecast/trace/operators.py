@@ -7,10 +7,8 @@ from typing import Any, Final
 from torch import Tensor
 
 # Others read their operands and write a result.
+EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _VIEWS: Final = frozenset(
-    {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-)
-_VIEWS_TOO: Final = frozenset(
     {"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias", "wait_tensor"}
 )
 _PRODUCTS: Final = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"})
@@ -46,7 +44,7 @@ def kind_of(func: Any) -> str:
     name = name_of(func)
     if func.namespace == "_c10d_functional" and name in COLLECTIVES:
         return "collective"
-    if func.is_view or name in _VIEWS or name in _VIEWS_TOO or func.namespace == "prim":
+    if func.is_view or name in EMPTY or name in _VIEWS or func.namespace == "prim":
         return "view"
     if name in _PRODUCTS:
         return "product"
