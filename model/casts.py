@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from launcher.model.layers import LayerNorm, RMSNorm
-
 _MOST_ELEMENTS: Final = 4 * 2**20
 """Largest weight that is cast with others: for a larger one a launch is nothing beside its cast,
 and its gradient in the low type would be held until the last of the block is there."""
-_CAST: Final = (nn.Linear, LayerNorm, RMSNorm)
-"""Modules that use their weights in the type of autocast; not what is derived from them."""
 
 
 class _CastTogether(torch.autograd.Function):
@@ -52,7 +48,7 @@ def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[No
     found = [
         (module, name, weight)
         for module in modules
-        if type(module) in _CAST
+        if type(module) is nn.Linear  # what is derived from it may use its weight otherwise
         for name, weight in module._parameters.items()
         if weight is not None and weight.requires_grad and weight.dtype is torch.float32
         if weight.numel() <= _MOST_ELEMENTS

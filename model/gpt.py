@@ -135,15 +135,11 @@ class Block(nn.Module):
     def forward(self, x: Tensor, sequences: SharedInputs) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
         training = self.training and torch.is_grad_enabled()
+        attn, mlp = self.attn, self.mlp
         return recomputing(
             *(self._attend, self._transform, x, sequences, self.config, training),
-            casting=partial(cast_together, self._with_weights()),
+            casting=partial(cast_together, (attn.qkv, attn.proj, mlp.fc, mlp.out)),
         )
-
-    def _with_weights(self) -> tuple[nn.Module, ...]:
-        attn, mlp = self.attn, self.mlp
-        norms = (self.ln_1, self.ln_2, attn.q_norm, attn.k_norm)
-        return *norms, attn.qkv, attn.proj, mlp.fc, mlp.out
 
     def _attend(self, x: Tensor, sequences: SharedInputs) -> Tensor:
         return x.add(self.attn(self.ln_1(x), sequences))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from launcher.model import fused
 from launcher.model.config import Activation, ModelConfig, RopeScaling
 
 # Norms. Autocast runs them in fp32: a copy of the input, which backward keeps, a copy of the output
@@ -40,6 +41,9 @@ def normalized(
 ) -> Tensor:
     """x [..., *shape] in its own type, whatever that of weight and bias: a LayerNorm where there is
     a bias, an RMSNorm without."""
+    if fused.takes_norm(x):
+        y: Tensor = fused.Norm.apply(x, weight, bias, eps)
+        return y
     with torch.autocast(x.device.type, enabled=False):
         if bias is None:
             return F.rms_norm(x, list(shape), weight.to(x.dtype), eps)
@@ -88,7 +92,7 @@ def swiglu(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling():  # a compiler fuses the formula, and keeps what it wants
         gate, value = x.chunk(2, dim=-1)
         return F.silu(gate) * value
-    y: Tensor = _SwiGLU.apply(x)
+    y: Tensor = (fused.SwiGLU if fused.takes(x) else _SwiGLU).apply(x)
     return y
 
 
@@ -122,6 +126,9 @@ def rotation(config: ModelConfig, positions: Tensor) -> Rotation:
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """x [B, T, H, head_dim] with each pair (i, i + head_dim / 2) turned, computed in fp32."""
     cos, sin = rotation
+    if fused.takes(x):
+        y: Tensor = fused.Rotate.apply(x, cos, sin)
+        return y
     left, right = x.float().chunk(2, dim=-1)
     turned = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
     return turned.to(x.dtype)

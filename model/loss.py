@@ -4,14 +4,15 @@ into their gradients, in their own memory."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from launcher.model import fused as kernels
 
 IGNORE_INDEX = -100
 
@@ -76,7 +77,7 @@ def linear_cross_entropy(
     """
     if chunk_rows is None:
         device_type = hidden.device.type
-        fused = fuses(device_type)
+        fused = kernels.fuses(device_type)
         # What a GPU would do is traced on a CPU's tensors.
         how = {"fused": fused, "on_host": device_type == "cpu" and not fused}
         chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, **how)
@@ -133,7 +134,7 @@ class _ChunkedLoss(torch.autograd.Function):
         softcap: float | None,
         training: bool,
     ) -> Tensor:
-        dtype, fused = compute_dtype(weight), fuses(weight.device.type)
+        dtype, fused = compute_dtype(weight), kernels.fuses(weight.device.type)
         vocab_size = weight.size(0)
         width = padded_size(vocab_size, dtype) if fused else vocab_size
         count = _valid_count(targets)
@@ -233,12 +234,6 @@ def _fused_chunk(
     if grad_weight is not None:
         add_product_(grad_weight, logits.t(), hidden)
     return losses
-
-
-@cache
-def fuses(device_type: str) -> bool:
-    """Return whether triton can build the fused kernel for a device."""
-    return device_type == "cuda" and find_spec("triton") is not None
 
 
 @torch.library.custom_op("shardscale::softmax_gradient_", mutates_args=("logits",))

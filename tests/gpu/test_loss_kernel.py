@@ -5,7 +5,8 @@ import torch
 from loss_kernel_cases import CASES, assert_as_torch, compared, edges
 from torch import Tensor
 
-from launcher.model.loss import fuses, linear_cross_entropy
+from launcher.model.fused import fuses
+from launcher.model.loss import linear_cross_entropy
 
 pytestmark = [
     pytest.mark.gpu,

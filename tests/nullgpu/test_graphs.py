@@ -55,7 +55,7 @@ def test_a_micro_batch_is_two_launches_once_it_is_recorded(
     found = steps(tmp_path, *flags, "--cuda-graphs", "on")
     assert found["all_have_gradients"]
     assert found["launches"][:3] == eager[:3]
-    assert eager[4] == eager[5] > 100 * accumulated
+    assert eager[4] == eager[5] > 80 * accumulated
     # Beside the replays: inputs, the factor of the loss, the learning rate, what the step says.
     assert found["launches"][4] == found["launches"][5] <= 5 + 10 * accumulated
 

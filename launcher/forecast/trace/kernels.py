@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from launcher.forecast.trace.counting import WorkCounter, as_kernel, note_product
+from launcher.model import fused
 from launcher.model import loss as head_loss
 from launcher.model.attention import kernel_for
 from launcher.model.attention.dense import BACKENDS, ON_GPUS_ONLY, repeat_for, takes_groups
@@ -112,7 +113,7 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
     """Have norms, attention and loss allocate as on a GPU; gives the model to trace in the place of
     `model`."""
     # Functions of modules have no place to be assigned to, to a type checker.
-    functional, of_loss = cast(Any, F), cast(Any, head_loss)
+    functional, of_loss, of_kernels = (cast(Any, module) for module in (F, head_loss, fused))
     attention, composed_norm = functional.scaled_dot_product_attention, functional.rms_norm
     composed_dropout = functional.dropout
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
@@ -151,7 +152,7 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p > 0.0 else x
 
-    fuses, add_product = of_loss.fuses, of_loss.add_product_
+    fuses, add_product = of_kernels.fuses, of_loss.add_product_
     if own_kernel:
         counter.visible_keys = model.window
         model = replace(model, attention="auto", window=None)
@@ -159,13 +160,13 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
         model = replace(model, sdpa_backend="auto")
     functional.scaled_dot_product_attention, functional.rms_norm = attend, rms_norm
     functional.dropout = dropout
-    of_loss.fuses, of_loss.add_product_ = lambda device_type: True, _add_in_place
+    of_kernels.fuses, of_loss.add_product_ = lambda device_type: True, _add_in_place
     try:
         yield model
     finally:
         functional.scaled_dot_product_attention, functional.rms_norm = attention, composed_norm
         functional.dropout = composed_dropout
-        of_loss.fuses, of_loss.add_product_ = fuses, add_product
+        of_kernels.fuses, of_loss.add_product_ = fuses, add_product
 
 
 def _composed_attention(

@@ -11,11 +11,8 @@ from launcher.config.compile_choice import COMPILE_S, SAVED_BYTES_DECODERS
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 
-GPT2: dict[str, Any] = {"position": "learned", "norm": "layer", "activation": "gelu"}
-LARGE: dict[str, Any] = {
-    **{"model": "seed-134m", "micro_batch": 125, "steps": 10**5},
-    **{"position": "rope", "norm": "rms", "activation": "swiglu"},
-}
+LLAMA: dict[str, Any] = {"position": "rope", "norm": "rms", "activation": "swiglu"}
+LARGE: dict[str, Any] = {"model": "seed-134m", "micro_batch": 125, "steps": 10**5}
 
 
 def resolved(device: str = "cuda", before: bool | None = None, **changes: Any) -> Resolved:
@@ -111,9 +108,8 @@ def test_a_short_run_is_not_compiled(changes: dict[str, Any], reason: str) -> No
 def test_steps_from_which_it_pays() -> None:
     # Steps at which it pays, in thousands.
     pays: list[tuple[dict[str, Any], float]] = [
-        ({}, 1.24),
-        (GPT2, 8.33),
-        ({"precision": "fp8"}, 0.298),
+        ({}, 48.6),
+        ({"precision": "fp8"}, 0.307),
     ]
     for changes, least in pays:
         for steps, compiled in ((int(950 * least), False), (int(1050 * least), True)):
@@ -126,8 +122,17 @@ def test_steps_from_which_it_pays() -> None:
     assert more.compile_reason == whole.compile_reason.replace("9,000", "900")
 
 
+def test_blocks_that_are_as_fast_without_are_not_compiled() -> None:
+    for steps in (300, 10**7):
+        run = resolved(**LLAMA, steps=steps)
+        assert run.config.loop.compile is False
+        assert run.compile_lines() == ["compile: off (auto: saves memory, but no time)"]
+    assert resolved(**LLAMA, precision="fp8").config.loop.compile is True
+    assert resolved(**LLAMA, before=True).config.loop.compile is True
+
+
 def test_blocks_of_which_nothing_was_measured_are_not_compiled() -> None:
-    other: dict[str, Any] = {"norm": "layer", "activation": "swiglu"}
+    other: dict[str, Any] = {"position": "rope", "norm": "layer", "activation": "swiglu"}
     for changes in ({}, {"steps": 300}, {"epochs": 1.0, "steps": None}):
         run = resolved(**other | changes)
         (line,) = run.compile_lines()

@@ -77,7 +77,7 @@ def test_a_block_casts_once_in_each_direction(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(casts, "_MOST_ELEMENTS", 0)
     apart = counted()
     assert apart["aten::_foreach_copy_"] == 0
-    weights = 12  # of a block: two norms and four projections, with a bias each
+    weights = 8  # of a block: four projections, with a bias each
     assert apart["aten::_to_copy"] - together["aten::_to_copy"] == 2 * BLOCKS * weights
 
 

@@ -1,0 +1,164 @@
+"""Norms, SwiGLU and the rotary embedding in one kernel each, where triton can build them.
+
+They are operators of torch's dispatcher, so that a plan's trace meets them as it meets torch's own:
+its tensors have shapes alone, and what an operator returns is all that it takes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_MOST_WIDTH: Final = 2**14
+"""Longest row that a program of the norms' kernels holds."""
+_PROGRAMS: Final = 1024
+"""Of a norm's backward, each of which sums up its share of the rows. As many for all models, since
+a plan's trace of one model serves for others: sizes in it are products of their dimensions."""
+_TYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+@cache
+def fuses(device_type: str) -> bool:
+    """Return whether triton can build kernels for a device."""
+    return device_type == "cuda" and find_spec("triton") is not None
+
+
+def takes(x: Tensor) -> bool:
+    """Return whether x is for these kernels; a compiler fuses the formulas itself."""
+    if torch.compiler.is_compiling():
+        return False
+    return fuses(x.device.type) and x.dtype in _TYPES
+
+
+def takes_norm(x: Tensor) -> bool:
+    """Return whether x [..., d] is for the kernels of norms: not heads that lie between others."""
+    return takes(x) and x.size(-1) <= _MOST_WIDTH and x.is_contiguous()
+
+
+class Norm(torch.autograd.Function):
+    """LayerNorm where there is a bias, RMSNorm without; x contiguous, weight and bias of one type,
+    whatever that is, and both trained or neither."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        y: Tensor
+        y, *stats = torch.ops.shardscale.norm(x, weight, bias, eps)
+        ctx.save_for_backward(x, weight, *stats)
+        ctx.centered = bias is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, weight, *stats = ctx.saved_tensors
+        of_x, _, *of_weights = torch.ops.shardscale.norm_backward(
+            grad.contiguous(), x, weight, *stats, ctx.centered
+        )
+        of_weight, of_bias = of_weights if ctx.centered else (*of_weights, None)
+        return of_x, of_weight, of_bias, None
+
+
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * value of x [..., 2 f], the gate before what it multiplies -> [..., f]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        y: Tensor = torch.ops.shardscale.swiglu(x)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        of_x: Tensor = torch.ops.shardscale.swiglu_backward(grad.contiguous(), *ctx.saved_tensors)
+        return of_x
+
+
+class Rotate(torch.autograd.Function):
+    """x [B, T, H, head_dim] turned by cos and sin [T, 1, head_dim / 2], which get no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        y: Tensor = torch.ops.shardscale.rotate(x, cos, sin, False)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        of_x: Tensor = torch.ops.shardscale.rotate(grad, *ctx.saved_tensors, True)
+        return of_x, None, None
+
+
+def _define(name: str, signature: str, outputs: Any, launch: str) -> None:
+    """Make an operator that returns `outputs(...)`, filled by a kernel of layer_kernels.
+
+    Without `torch.library.custom_op`, whose checks take longer than a kernel of a small model.
+    """
+    name = f"shardscale::{name}"
+    torch.library.define(name, signature)
+    torch.library.register_fake(name, outputs)
+
+    def run(*args: Any) -> Any:
+        from launcher.model import layer_kernels
+
+        out = outputs(*args)
+        if args[0].numel():
+            getattr(layer_kernels, launch)(*args, out)
+        return out
+
+    # Triton's interpreter computes on a CPU.
+    torch.library.impl(name, ("cuda", "cpu"), run)
+
+
+def _norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = x.numel() // x.size(-1)
+    rstds = x.new_empty(rows, dtype=torch.float32)
+    means = x.new_empty(0 if bias is None else rows, dtype=torch.float32)
+    return torch.empty_like(x), means, rstds
+
+
+def _norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, means: Tensor, rstds: Tensor, centered: bool
+) -> list[Tensor]:
+    sums = x.new_empty(1 + centered, _PROGRAMS, weight.numel(), dtype=torch.float32)
+    return [torch.empty_like(x), sums, *(torch.empty_like(weight) for _ in range(1 + centered))]
+
+
+def _halved(x: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], x.size(-1) // 2)
+
+
+_define(
+    "norm",
+    "(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _norm,
+    "norm",
+)
+_define(
+    "norm_backward",
+    "(Tensor grad, Tensor x, Tensor weight, Tensor means, Tensor rstds, bool centered) -> Tensor[]",
+    _norm_backward,
+    "norm_backward",
+)
+_define("swiglu", "(Tensor x) -> Tensor", _halved, "swiglu")
+_define(
+    "swiglu_backward",
+    "(Tensor grad, Tensor x) -> Tensor",
+    lambda grad, x: torch.empty_like(x),
+    "swiglu_backward",
+)
+_define(
+    "rotate",
+    "(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor",
+    lambda x, cos, sin, back: x.new_empty(x.shape),
+    "rotate",
+)

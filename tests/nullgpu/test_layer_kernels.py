@@ -1,0 +1,22 @@
+"""Kernels of norms, SwiGLU and the rotary embedding: what they compute, in Triton's interpreter."""
+
+import pytest
+from layer_kernel_cases import CASES, assert_as_torch
+from nullgpu.runs import interpreted
+
+Found = dict[tuple[str, str, int], dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def results() -> Found:
+    lines = interpreted("tests/layer_kernel_cases.py")
+    return {tuple(line["case"]): line["found"] for line in lines}
+
+
+def test_edges_are_torchs(results: Found) -> None:
+    assert all(results["edges", "", 0].values()), results["edges", "", 0]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "width"), CASES)
+def test_a_kernel_is_torchs_formula(kind: str, dtype: str, width: int, results: Found) -> None:
+    assert_as_torch(dtype, results[kind, dtype, width])
