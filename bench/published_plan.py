@@ -1,11 +1,6 @@
 """What `shardscale plan` says of a published run."""
 
-import contextlib
-import io
-import json
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from published_rows import Row
@@ -13,9 +8,10 @@ from published_rows import Row
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
 from launcher.forecast.cluster import find_cluster
-from launcher.forecast.plan_cli import main as plan
 from launcher.forecast.plan_cli import parse_options
 from launcher.forecast.timing import StepTime, step_seconds
+from launcher.tools.plan_from.assess import assessed
+from launcher.util.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,22 +31,19 @@ class Planned:
 
 
 def planned(row: Row) -> Planned:
-    """Runs the command, as a user would."""
-    said = io.StringIO()
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.json"
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            code = plan([*row.arguments, "--quiet", "--json", str(path)])
-        if code != 0:
-            return Planned(key=row.key, refused=said.getvalue().strip().splitlines()[-1])
-        # The same run may be found under two labels.
-        record = json.loads(path.read_text(encoding="utf-8"))[0]
+    """What the row's flags take as another trainer's run, as `shardscale plan --from` plans it."""
+    options, flags = parse_options(row.arguments)
+    cluster, _ = find_cluster(options)
+    try:
+        found = assessed(parse_run_config(flags, row.gpus), cluster)
+    except UserError as error:
+        return Planned(key=row.key, refused=str(error))
     return Planned(
         key=row.key,
-        verdict=record["verdict"],
-        planned_allocated_bytes=max(record["peaks_bytes"].values()),
-        planned_reserved_bytes=record["reserved_bytes"],
-        planned_step_s=record["forward_s"] + record["backward_s"] + record["step_s"],
+        verdict=found.verdict,
+        planned_allocated_bytes=max(found.prediction.peaks.values()),
+        planned_reserved_bytes=found.used_bytes - cluster.fixed_bytes,
+        planned_step_s=time_of(row, found.run).total_s,
     )
 
 
@@ -69,7 +62,8 @@ def run_of(row: Row) -> Resolved:
     """
     _, flags = parse_options(row.arguments)
     config = parse_run_config(flags, row.gpus)
-    return resolve(config, world_size=row.gpus, device_type="cuda")
+    run = resolve(config, world_size=row.gpus, device_type="cuda")
+    return replace(run, of_another_trainer=True)
 
 
 def time_of(row: Row, run: Resolved) -> StepTime:

@@ -62,9 +62,9 @@ class Resolved:
     """Why `--precision auto` is what it is on a GPU; empty where nothing was to choose."""
     compile_reason: str = ""
     """The same of `--compile auto`."""
-    compiled_recomputes: bool = True
-    """Compiled blocks without activation checkpointing keep less for their backward. False for runs
-    of other trainers, which keep what torch chooses."""
+    of_another_trainer: bool = False
+    """Blocks run torch's operators and no kernels of this launcher's; compiled ones without
+    activation checkpointing keep what torch chooses, and no less."""
     graphs_reason: str = ""
     """Why `--cuda-graphs auto` is on; empty where it is off, or given."""
 
@@ -95,7 +95,7 @@ class Resolved:
         """Most that a compiled block keeps, of what it would (`strategies/compiled.py`)."""
         whole = self.config.model.activation_checkpointing == "none"
         fp8 = self.config.optim.arithmetic.fp8_linears
-        return KEPT_SHARE if whole and not fp8 and self.compiled_recomputes else 1.0
+        return KEPT_SHARE if whole and not fp8 and not self.of_another_trainer else 1.0
 
     @property
     def seq_len(self) -> int:

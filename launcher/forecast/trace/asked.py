@@ -30,6 +30,7 @@ def asked_of(
         resident_threads=resident_threads,
         compiled=config.loop.compiles,
         kept_share=resolved.kept_share,
+        own_kernels=not resolved.of_another_trainer,
         fp8=config.optim.precision == "fp8",
     )
     return {

@@ -24,7 +24,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from launcher.forecast.trace.counting import WorkCounter, as_kernel, note_product
+from launcher.forecast.trace.events import Compute
 from launcher.model import fused
 from launcher.model import loss as head_loss
 from launcher.model.attention import kernel_for
@@ -109,13 +110,12 @@ def _power_of_two(number: int) -> int:
 
 
 @contextlib.contextmanager
-def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfig]:
+def gpu_kernels(
+    model: ModelConfig, compute: Compute, counter: WorkCounter
+) -> Iterator[ModelConfig]:
     """Have norms, attention and loss allocate as on a GPU; gives the model to trace in the place of
     `model`."""
-    # Functions of modules have no place to be assigned to, to a type checker.
-    functional, of_loss, of_kernels = (cast(Any, module) for module in (F, head_loss, fused))
-    attention, composed_norm = functional.scaled_dot_product_attention, functional.rms_norm
-    composed_dropout = functional.dropout
+    attention, composed_norm = F.scaled_dot_product_attention, F.rms_norm
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
     backend = BACKENDS.get(model.sdpa_backend)
 
@@ -152,21 +152,33 @@ def gpu_kernels(model: ModelConfig, counter: WorkCounter) -> Iterator[ModelConfi
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p > 0.0 else x
 
-    fuses, add_product = of_kernels.fuses, of_loss.add_product_
     if own_kernel:
         counter.visible_keys = model.window
         model = replace(model, attention="auto", window=None)
     elif model.sdpa_backend in ON_GPUS_ONLY:
         model = replace(model, sdpa_backend="auto")
-    functional.scaled_dot_product_attention, functional.rms_norm = attend, rms_norm
-    functional.dropout = dropout
-    of_kernels.fuses, of_loss.add_product_ = lambda device_type: True, _add_in_place
-    try:
+    changes: list[tuple[Any, str, Any]] = [
+        *((F, "scaled_dot_product_attention", attend), (F, "rms_norm", rms_norm)),
+        *((F, "dropout", dropout), (fused, "fuses", lambda device_type: True)),
+        (head_loss, "add_product_", _add_in_place),
+    ]
+    if not compute.own_kernels:
+        changes.append((fused, "takes", lambda x: False))
+    with _changed(changes):
         yield model
+
+
+@contextlib.contextmanager
+def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give attributes of modules other values."""
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
+    try:
+        yield
     finally:
-        functional.scaled_dot_product_attention, functional.rms_norm = attention, composed_norm
-        functional.dropout = composed_dropout
-        of_kernels.fuses, of_loss.add_product_ = fuses, add_product
+        for (module, name, _), value in zip(changes, before, strict=True):
+            setattr(module, name, value)
 
 
 def _composed_attention(

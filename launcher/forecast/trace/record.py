@@ -188,9 +188,9 @@ def record_trace(
             and not computed; None for those of so many tiles, 0 to compute all.
     """
     recorder = Recorder(compute, partial_bytes)
-    on_cpu = compute.device_type == "cpu"
     model_parallel = recorded_groups(rank, compute, recorder.work)
-    kernels = contextlib.nullcontext(model) if on_cpu else gpu_kernels(model, recorder.work)
+    on_gpu = gpu_kernels(model, compute, recorder.work)
+    kernels = contextlib.nullcontext(model) if compute.device_type == "cpu" else on_gpu
     with FakeTensorMode() as fake, kernels as traced:
         module = _fake_decoder(model_parallel, traced, compute, fake)
         _follow(module, recorder)  # a segment begins behind what a module says of its end

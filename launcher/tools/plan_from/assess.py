@@ -247,7 +247,7 @@ def assessed(config: RunConfig, cluster: Cluster, *, expandable: bool | None = N
     if isinstance(config.data.micro_batch, AutoMicroBatch):
         raise UserError("--micro-batch auto: give a number, since this run is planned as it is")
     run = run_of(config, config.data.micro_batch, cluster.world_size, cluster.machine.device)
-    run = dataclasses.replace(run, compiled_recomputes=False)
+    run = dataclasses.replace(run, of_another_trainer=True)
     if expandable is not None:
         run = dataclasses.replace(run, expandable_segments=expandable)
     if unknown := unknown_versions(strategy_of(run.config)):

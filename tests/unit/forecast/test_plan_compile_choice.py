@@ -15,7 +15,6 @@ from launcher.forecast.suggestions import suggest
 from launcher.forecast.table import closing_lines
 
 FLAGS = ["--layers=2", "--d-model=128", "--heads=4", "--context=64", "--vocab-size=257"]
-FLAGS += ["--position=rope", "--norm=rms", "--activation=swiglu"]
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
@@ -39,7 +38,7 @@ def test_a_plan_without_steps_is_for_a_run_that_compiles_nothing() -> None:
 
 
 def test_candidates_of_long_runs_are_compiled_where_that_was_tested() -> None:
-    found = compiled(asked("--steps=10000000"), {"steps"})
+    found = compiled(asked("--steps=400000000"), {"steps"})
     assert found["fsdp bf16 none"][-1]
     assert found["ddp bf16 full"][-1]
     for name, each in found.items():
@@ -55,7 +54,7 @@ def test_a_table_names_the_candidates_that_are_compiled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for steps, named in ((10**8, ["fsdp, fsdp-grad-op"]), (10, [])):
-        flags = [*FLAGS, f"--steps={steps}", "--strategy=fsdp", "--precision=bf16"]
+        flags = [*FLAGS, f"--steps={steps}", "--strategy=fsdp", "--precision=fp8"]
         flags += ["--activation-checkpointing=none", "--micro-batch=128", "--global-batch=256"]
         assert main([*flags, "--gpus=2", "--gpu=H100", "--no-calibration", "--quiet"]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -64,7 +63,7 @@ def test_a_table_names_the_candidates_that_are_compiled(
 
 
 def test_the_command_of_a_plan_is_the_run_that_was_planned() -> None:
-    flags = [*FLAGS, "--steps=100000000", "--strategy=ddp", "--precision=bf16"]
+    flags = [*FLAGS, "--steps=100000000", "--strategy=ddp", "--precision=fp8"]
     flags += ["--activation-checkpointing=none", "--micro-batch=128"]
     options = ["--gpus", "2", "--gpu", "H100", "--no-calibration"]
     cluster = find_cluster(parse_options(options)[0])[0]

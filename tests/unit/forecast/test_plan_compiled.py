@@ -280,8 +280,8 @@ def test_compiled_blocks_multiply_and_send_what_others_do(
         kind: sent.pieces for kind, sent in eager.sent.items()
     }
     moved = eager.elementwise_bytes + eager.copied_bytes
-    assert compiled.fused_bytes + compiled.elementwise_bytes + compiled.copied_bytes < 0.6 * moved
-    assert compiled.kernels < 0.6 * eager.kernels
+    assert compiled.fused_bytes + compiled.elementwise_bytes + compiled.copied_bytes < 0.8 * moved
+    assert compiled.kernels < eager.kernels
     assert eager.fused_bytes == 0
 
 
