@@ -132,7 +132,7 @@ def test_a_missing_compiler_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_auto_compiles_nothing_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig().replace(model="llama-3.2-1b", steps=10**8)
+    config = RunConfig().replace(model="gpt2", steps=10**8)
     chosen = resolve(config, world_size=1, device_type="cuda")
     asked = resolve(config.replace(compile=True), world_size=1, device_type="cuda")
     monkeypatch.setattr(module, "find_spec", lambda name: name)
