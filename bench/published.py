@@ -2,7 +2,7 @@
 
     python bench/published.py [--only TEXT...] [--seconds-only] [--output bench/results]
 
-Each row of `published_rows.py` is planned by `shardscale plan`, without a GPU. Writes
+Each row of `published_rows.py` is planned as another trainer's run, without a GPU. Writes
 published.json, published.md and published.png, and the same tables with what explains the misses
 to docs/accuracy.md. Constants of seconds are fitted to some rows by `published_fit.py`; the others
 check. `--only` plans the rows whose key contains one of the texts anew and keeps the results of the

@@ -1,4 +1,4 @@
-"""What `shardscale plan` says of a published run."""
+"""Plan published runs."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -31,7 +31,7 @@ class Planned:
 
 
 def planned(row: Row) -> Planned:
-    """What the row's flags take as another trainer's run, as `shardscale plan --from` plans it."""
+    """Plan the row's flags as another trainer's run, as `shardscale plan --from` does."""
     options, flags = parse_options(row.arguments)
     cluster, _ = find_cluster(options)
     try:

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 _MOST_WIDTH: Final = 2**14
 """Longest row that a program of the norms' kernels holds."""
 _PROGRAMS: Final = 1024
-"""Of a norm's backward, each of which sums up its share of the rows. As many for all models, since
-a plan's trace of one model serves for others: sizes in it are products of their dimensions."""
+"""Programs that a norm's backward starts; each sums its share of the rows. All models have the same
+number, since a plan's trace of one serves for others: its sizes are products of dimensions."""
 _TYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -109,8 +109,7 @@ def _define(name: str, signature: str, outputs: Any, launch: str) -> None:
         from launcher.model import layer_kernels
 
         out = outputs(*args)
-        if args[0].numel():
-            getattr(layer_kernels, launch)(*args, out)
+        getattr(layer_kernels, launch)(*args, out)
         return out
 
     # Triton's interpreter computes on a CPU.

@@ -266,6 +266,8 @@ def _launch(
     Kernels are compiled for types of tensors and their alignment, and for the width of integers;
     for no values, but of constants.
     """
+    if 0 in grid:  # no rows
+        return
     types = tuple([tensor.dtype for tensor in tensors])
     key = (kernel.fn, tensors[0].get_device(), types, constants)
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in tensors)

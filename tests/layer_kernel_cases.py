@@ -94,7 +94,7 @@ def _case(kind: str, dtype: torch.dtype, width: int) -> Case:
 
 
 def edges(device: str) -> dict[str, bool]:
-    """What holds of rows with what is no number, of memory that is not aligned, and of no rows."""
+    """Check rows with NaN, infinity and zeros, unaligned memory, and no rows."""
     torch.manual_seed(0)
     x = torch.randn(6, 96)
     x[1, 5], x[2, 5], x[3] = torch.nan, torch.inf, 0.0
@@ -108,9 +108,11 @@ def edges(device: str) -> dict[str, bool]:
         return out.cpu()
 
     empty = torch.empty(0, 96, device=device, requires_grad=True)
-    nothing = fused.SwiGLU.apply(fused.Norm.apply(empty, *there[1:], EPS))
+    trained = [each.clone().requires_grad_() for each in there[1:]]
+    nothing = fused.SwiGLU.apply(fused.Norm.apply(empty, *trained, EPS))
     nothing.sum().backward()
     assert empty.grad is not None
+    summed = [each.grad.abs().max() for each in trained if each.grad is not None]
     gates = x.to(device)
     return {
         "layer norm is torch's": close(norm(*there), F.layer_norm(x, [96], weight, bias, EPS)),
@@ -121,6 +123,7 @@ def edges(device: str) -> dict[str, bool]:
             norm(unaligned, *there[1:]), norm(unaligned.clone(), *there[1:])
         ),
         "swiglu is torch's": close(fused.SwiGLU.apply(gates).cpu(), F.silu(x[:, :48]) * x[:, 48:]),
+        "no rows add nothing to weights": len(summed) == 2 and not any(summed),
         "no rows have no gradient": nothing.shape == (0, 48) and empty.grad.shape == (0, 96),
     }
 

@@ -88,14 +88,14 @@ def _choose(setting: Setting, before: bool | None) -> tuple[bool, str]:
     saved_bytes = _saved_bytes(setting)
     if saved_bytes is None:
         return False, "auto: what it gains is measured for blocks of GPT-2 and Llama, and in fp8"
+    if saved_bytes == 0:
+        return False, "auto: saves memory, but no time"
     loop = setting.config.loop
     if loop.steps is None or loop.max_minutes is not None:
         flag = "--epochs" if loop.steps is None else "--max-minutes"
         return False, f"auto: {flag} leaves the number of steps open"
     steps = min(loop.steps, loop.stop_after or loop.steps)
     saved_s = steps * _block_elements(setting) * saved_bytes / MEMORY_BYTES_PER_S
-    if saved_s == 0:
-        return False, "auto: saves memory, but no time"
     pays = saved_s > COMPILE_S
     return pays, (
         f"auto: saves about {_seconds(saved_s)} in {steps:,} steps, and compiling takes about "

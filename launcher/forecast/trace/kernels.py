@@ -14,6 +14,8 @@ One entry for each, with its source; bytes and work are both read off what runs 
   transformers does: where no fused kernel can, all T x T scores are kept. What has a window of its
   own skips the rest.
 - Dropout keeps a mask of one byte per element, where a CPU's has the type of its input.
+- Norms, SwiGLU and the rotary embedding of shardscale's own decoder are its own kernels, which are
+  traced as they run (`launcher.model.fused`); a plan of another trainer's run has torch's.
 - The loss is fused, and a product of low precision is added to an fp32 sum in place.
 - A sum over many rows, as of a bias's gradient, takes memory of its own meanwhile
   (`partial_sums_bytes`).
