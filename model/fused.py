@@ -96,6 +96,38 @@ class Rotate(torch.autograd.Function):
         return of_x, None, None
 
 
+class RotateWithin(torch.autograd.Function):
+    """The first `heads` of x [B*T, ...], head_dim wide, turned where they are: x must have been kept
+    for no backward, and the result be split, so that its gradient is put together and nobody else's.
+
+    Returns the memory of x. It is not told as a change of x to autograd, which refuses that of what
+    another function returned as a view; an x that was kept is found by its version all the same.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        return _turned_within(x.detach(), cos, sin, heads, False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        # Put together of those of queries, keys and values, and read by nobody else.
+        of_x = _turned_within(grad.contiguous(), cos, sin, ctx.heads, True)
+        return of_x, None, None, None
+
+
+def _turned_within(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool) -> Tensor:
+    tokens, _, half = cos.shape
+    torch.ops.shardscale.rotate_(
+        x[:, : heads * 2 * half].view(-1, tokens, heads, 2 * half), cos, sin, back
+    )
+    torch.autograd.graph.increment_version(x)
+    return x
+
+
 def _define(name: str, signature: str, outputs: Any, launch: str) -> None:
     """Make an operator that returns `outputs(...)`, filled by a kernel of layer_kernels.
 
@@ -159,5 +191,11 @@ _define(
     "rotate",
     "(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor",
     lambda x, cos, sin, back: x.new_empty(x.shape),
+    "rotate",
+)
+_define(
+    "rotate_",
+    "(Tensor(a!) x, Tensor cos, Tensor sin, bool back) -> Tensor(a!)",
+    lambda x, cos, sin, back: x,
     "rotate",
 )

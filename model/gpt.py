@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from launcher.model import fused
 from launcher.model.attention import kernel_for
 from launcher.model.casts import cast_together
 from launcher.model.config import ModelConfig
@@ -65,6 +66,7 @@ class Attention(nn.Module):
         self.dropout = config.dropout
         self.sizes = list(config.qkv_sizes)
         self.qkv = linear(config, "qkv", config.d_model, *self.sizes, bias=config.has_qkv_bias)
+        self.normed = config.qk_norm
         self.q_norm = head_norm(config)
         self.k_norm = head_norm(config)
         inner, bias = config.attention_dim, config.attention_bias
@@ -80,13 +82,17 @@ class Attention(nn.Module):
 
     def heads(self, x: Tensor, sequences: SharedInputs) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, d] -> q [B, T, H, head_dim], and k and v with as many heads as they have."""
+        qkv, rotation = self.qkv(x.flatten(0, 1)), sequences.rotation
+        if rotation is not None and not self.normed and fused.takes(qkv):
+            turned = sum(self.sizes[:2]) // self.head_size
+            qkv, rotation = fused.RotateWithin.apply(qkv, *rotation, turned), None
         q, k, v = (
             part.view(*sequences.shape, -1, self.head_size)
-            for part in self.qkv(x.flatten(0, 1)).split(self.sizes, dim=-1)
+            for part in qkv.split(self.sizes, dim=-1)
         )
         q, k = self.q_norm(q), self.k_norm(k)
-        if sequences.rotation is not None:
-            q, k = rotate(q, sequences.rotation), rotate(k, sequences.rotation)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         return q, k, v
 
     def output(self, y: Tensor) -> Tensor:

@@ -141,7 +141,10 @@ def _swiglu_gradient(grad, x, grad_x, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(grad_x + at + WIDTH, of_value.to(grad_x.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=("of_sequence", "of_token", "of_head", "tokens", "heads", "sign"))
+_STRIDES = ("of_sequence", "of_token", "of_head", "to_sequence", "to_token", "to_head")
+
+
+@triton.jit(do_not_specialize=(*_STRIDES, "tokens", "heads", "sign"))
 def _rotate(
     x,
     cos,
@@ -150,6 +153,9 @@ def _rotate(
     of_sequence,
     of_token,
     of_head,
+    to_sequence,
+    to_token,
+    to_head,
     tokens,
     heads,
     sign,
@@ -157,17 +163,17 @@ def _rotate(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program for all heads of a token; x has strides, y none."""
+    """One program for all heads of a token; y may be x."""
     program = tl.program_id(0).to(tl.int64)
-    token = program % tokens
+    token, sequence = program % tokens, program // tokens
     pair, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, HEADS)[:, None]
     inside = (head < heads) & (pair < HALF)
     c = tl.load(cos + token * HALF + pair, mask=pair < HALF, other=0.0)
     s = tl.load(sin + token * HALF + pair, mask=pair < HALF, other=0.0) * sign
-    x += (program // tokens) * of_sequence + token * of_token + head * of_head + pair
+    x += sequence * of_sequence + token * of_token + head * of_head + pair
     left = tl.load(x, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
-    y += (program * heads + head) * 2 * HALF + pair
+    y += sequence * to_sequence + token * to_token + head * to_head + pair
     tl.store(y, (left * c - right * s).to(y.dtype.element_ty), mask=inside)
     tl.store(y + HALF, (right * c + left * s).to(y.dtype.element_ty), mask=inside)
 
@@ -236,7 +242,7 @@ def _of_halves(kernel: Any, elements: int, width: int, *tensors: Tensor) -> None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool, out: Tensor) -> None:
-    """Fill x [B, T, H, head_dim] turned, or turned back."""
+    """Fill x [B, T, H, head_dim] turned, or turned back; it may be x itself."""
     sequences, tokens, heads, width = x.shape
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -245,7 +251,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool, out: Tensor) -> None
         _rotate,
         (sequences * tokens, 1, 1),
         (x, cos, sin, out),
-        (*x.stride()[:3], tokens, heads, -1.0 if back else 1.0),
+        (*x.stride()[:3], *out.stride()[:3], tokens, heads, -1.0 if back else 1.0),
         (width // 2, block, of_heads),
         warps=_warps(block * of_heads, 512),
     )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from layer_kernel_cases import CASES, assert_as_torch, compared, edges
+from layer_kernel_cases import CASES, DECODERS, assert_as_torch, compared, decoder, edges
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,3 +20,8 @@ def test_a_kernel_is_torchs_formula(kind: str, dtype: str, width: int) -> None:
 def test_edges_are_torchs() -> None:
     found = edges("cuda")
     assert all(found.values()), found
+
+
+@pytest.mark.parametrize(("shape", "mode"), DECODERS)
+def test_a_decoder_has_the_gradients_of_torchs_formulas(shape: str, mode: str) -> None:
+    assert decoder(shape, mode, "cuda") < 2e-5

@@ -1,10 +1,12 @@
 """Kernels of norms, SwiGLU and the rotary embedding: what they compute, in Triton's interpreter."""
 
+from typing import Any
+
 import pytest
-from layer_kernel_cases import CASES, assert_as_torch
+from layer_kernel_cases import CASES, DECODERS, assert_as_torch
 from nullgpu.runs import interpreted
 
-Found = dict[tuple[str, str, int], dict[str, float]]
+Found = dict[tuple[str, str, int], Any]
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +22,10 @@ def test_edges_are_torchs(results: Found) -> None:
 @pytest.mark.parametrize(("kind", "dtype", "width"), CASES)
 def test_a_kernel_is_torchs_formula(kind: str, dtype: str, width: int, results: Found) -> None:
     assert_as_torch(dtype, results[kind, dtype, width])
+
+
+@pytest.mark.parametrize(("shape", "mode"), DECODERS)
+def test_a_decoder_has_the_gradients_of_torchs_formulas(
+    shape: str, mode: str, results: Found
+) -> None:
+    assert 0.0 <= results[shape, mode, 0] < 2e-5
