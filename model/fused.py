@@ -42,25 +42,36 @@ def takes_norm(x: Tensor) -> bool:
 
 class Norm(torch.autograd.Function):
     """LayerNorm where there is a bias, RMSNorm without; x contiguous, weight and bias of one type,
-    whatever that is, and both trained or neither."""
+    whatever that is, and both trained or neither.
+
+    Returns (x, norm) where x goes on beside its norm, whose backward then adds both gradients.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        y: Tensor
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, beside: bool
+    ) -> Any:
         y, *stats = torch.ops.shardscale.norm(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, *stats)
         ctx.centered = bias is not None
-        return y
+        ctx.set_materialize_grads(False)
+        return (x, y) if beside else y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        *beside, grad = gradients
+        added = beside[0] if beside else None
+        if grad is None:
+            return added, None, None, None, None
         x, weight, *stats = ctx.saved_tensors
+        if added is not None:
+            added = added.contiguous()
         of_x, _, *of_weights = torch.ops.shardscale.norm_backward(
-            grad.contiguous(), x, weight, *stats, ctx.centered
+            grad.contiguous(), x, weight, *stats, ctx.centered, added
         )
         of_weight, of_bias = of_weights if ctx.centered else (*of_weights, None)
-        return of_x, of_weight, of_bias, None
+        return of_x, of_weight, of_bias, None, None
 
 
 class SwiGLU(torch.autograd.Function):
@@ -81,26 +92,11 @@ class SwiGLU(torch.autograd.Function):
 
 
 class Rotate(torch.autograd.Function):
-    """x [B, T, H, head_dim] turned by cos and sin [T, 1, head_dim / 2], which get no gradient."""
+    """The first `heads` of x [B*T, ...], head_dim wide, turned where they are by cos and sin [T, 1,
+    head_dim / 2], which get no gradient.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        y: Tensor = torch.ops.shardscale.rotate(x, cos, sin, False)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        of_x: Tensor = torch.ops.shardscale.rotate(grad, *ctx.saved_tensors, True)
-        return of_x, None, None
-
-
-class RotateWithin(torch.autograd.Function):
-    """The first `heads` of x [B*T, ...], head_dim wide, turned where they are: x must have been kept
-    for no backward, and the result be split, so that its gradient is put together and nobody else's.
-
-    Returns the memory of x. It is not told as a change of x to autograd, which refuses that of what
+    Returns the memory of x, which must have been kept for no backward; and nobody else may have the
+    gradient of the result. It is not told as a change of x to autograd, which refuses that of what
     another function returned as a view; an x that was kept is found by its version all the same.
     """
 
@@ -108,22 +104,17 @@ class RotateWithin(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
-        return _turned_within(x.detach(), cos, sin, heads, False)
+        return _turned(x.detach(), cos, sin, heads, False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        # Put together of those of queries, keys and values, and read by nobody else.
-        of_x = _turned_within(grad.contiguous(), cos, sin, ctx.heads, True)
-        return of_x, None, None, None
+        return _turned(grad.contiguous(), cos, sin, ctx.heads, True), None, None, None
 
 
-def _turned_within(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool) -> Tensor:
-    tokens, _, half = cos.shape
-    torch.ops.shardscale.rotate_(
-        x[:, : heads * 2 * half].view(-1, tokens, heads, 2 * half), cos, sin, back
-    )
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool) -> Tensor:
+    torch.ops.shardscale.rotate_(x[:, : heads * 2 * cos.size(-1)], cos, sin, back)
     torch.autograd.graph.increment_version(x)
     return x
 
@@ -158,7 +149,13 @@ def _norm(
 
 
 def _norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, means: Tensor, rstds: Tensor, centered: bool
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    means: Tensor,
+    rstds: Tensor,
+    centered: bool,
+    added: Tensor | None,
 ) -> list[Tensor]:
     sums = x.new_empty(1 + centered, _PROGRAMS, weight.numel(), dtype=torch.float32)
     return [torch.empty_like(x), sums, *(torch.empty_like(weight) for _ in range(1 + centered))]
@@ -176,7 +173,8 @@ _define(
 )
 _define(
     "norm_backward",
-    "(Tensor grad, Tensor x, Tensor weight, Tensor means, Tensor rstds, bool centered) -> Tensor[]",
+    "(Tensor grad, Tensor x, Tensor weight, Tensor means, Tensor rstds, bool centered, "
+    "Tensor? added) -> Tensor[]",
     _norm_backward,
     "norm_backward",
 )
@@ -186,12 +184,6 @@ _define(
     "(Tensor grad, Tensor x) -> Tensor",
     lambda grad, x: torch.empty_like(x),
     "swiglu_backward",
-)
-_define(
-    "rotate",
-    "(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor",
-    lambda x, cos, sin, back: x.new_empty(x.shape),
-    "rotate",
 )
 _define(
     "rotate_",

@@ -85,7 +85,7 @@ class Attention(nn.Module):
         qkv, rotation = self.qkv(x.flatten(0, 1)), sequences.rotation
         if rotation is not None and not self.normed and fused.takes(qkv):
             turned = sum(self.sizes[:2]) // self.head_size
-            qkv, rotation = fused.RotateWithin.apply(qkv, *rotation, turned), None
+            qkv, rotation = fused.Rotate.apply(qkv, *rotation, turned), None
         q, k, v = (
             part.view(*sequences.shape, -1, self.head_size)
             for part in qkv.split(self.sizes, dim=-1)
@@ -148,10 +148,12 @@ class Block(nn.Module):
         )
 
     def _attend(self, x: Tensor, sequences: SharedInputs) -> Tensor:
-        return x.add(self.attn(self.ln_1(x), sequences))
+        x, normed = self.ln_1(x, beside=True)
+        return x.add(self.attn(normed, sequences))
 
     def _transform(self, x: Tensor) -> Tensor:
-        return x.add(self.mlp(self.ln_2(x)))
+        x, normed = self.ln_2(x, beside=True)
+        return x.add(self.mlp(normed))
 
 
 class LMHead(nn.Module):

@@ -60,6 +60,7 @@ def _norm_gradient(
     weight,
     means,
     rstds,
+    added,
     grad_x,
     sums,
     rows,
@@ -67,6 +68,7 @@ def _norm_gradient(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CENTERED: tl.constexpr,
+    ADDED: tl.constexpr,
 ):
     """One program for `rows_each` rows, which it also sums up for the weight and the bias."""
     program = tl.program_id(0).to(tl.int64)
@@ -89,7 +91,10 @@ def _norm_gradient(
         if CENTERED:
             of_bias += slope
             change -= tl.sum(scaled, axis=0) / WIDTH
-        tl.store(grad_x + at, (change * rstd).to(grad_x.dtype.element_ty), mask=inside)
+        change *= rstd
+        if ADDED:
+            change += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_x + at, change.to(grad_x.dtype.element_ty), mask=inside)
     sums += program * WIDTH + column
     tl.store(sums, of_weight, mask=inside)
     if CENTERED:
@@ -141,21 +146,12 @@ def _swiglu_gradient(grad, x, grad_x, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(grad_x + at + WIDTH, of_value.to(grad_x.dtype.element_ty), mask=inside)
 
 
-_STRIDES = ("of_sequence", "of_token", "of_head", "to_sequence", "to_token", "to_head")
-
-
-@triton.jit(do_not_specialize=(*_STRIDES, "tokens", "heads", "sign"))
+@triton.jit(do_not_specialize=("of_row", "tokens", "heads", "sign"))
 def _rotate(
     x,
     cos,
     sin,
-    y,
-    of_sequence,
-    of_token,
-    of_head,
-    to_sequence,
-    to_token,
-    to_head,
+    of_row,
     tokens,
     heads,
     sign,
@@ -163,19 +159,18 @@ def _rotate(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program for all heads of a token; y may be x."""
-    program = tl.program_id(0).to(tl.int64)
-    token, sequence = program % tokens, program // tokens
+    """One program for all heads of a token, which lie behind each other."""
+    row = tl.program_id(0).to(tl.int64)
     pair, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, HEADS)[:, None]
     inside = (head < heads) & (pair < HALF)
-    c = tl.load(cos + token * HALF + pair, mask=pair < HALF, other=0.0)
-    s = tl.load(sin + token * HALF + pair, mask=pair < HALF, other=0.0) * sign
-    x += sequence * of_sequence + token * of_token + head * of_head + pair
+    angle = (row % tokens) * HALF + pair
+    c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
+    s = tl.load(sin + angle, mask=pair < HALF, other=0.0) * sign
+    x += row * of_row + head * 2 * HALF + pair
     left = tl.load(x, mask=inside, other=0.0).to(tl.float32)
     right = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
-    y += sequence * to_sequence + token * to_token + head * to_head + pair
-    tl.store(y, (left * c - right * s).to(y.dtype.element_ty), mask=inside)
-    tl.store(y + HALF, (right * c + left * s).to(y.dtype.element_ty), mask=inside)
+    tl.store(x, (left * c - right * s).to(x.dtype.element_ty), mask=inside)
+    tl.store(x + HALF, (right * c + left * s).to(x.dtype.element_ty), mask=inside)
 
 
 # What `launcher.model.fused` defines, with what its operators return as the last argument.
@@ -205,19 +200,20 @@ def norm_backward(
     means: Tensor,
     rstds: Tensor,
     centered: bool,
+    added: Tensor | None,
     out: list[Tensor],
 ) -> None:
-    """Fill the gradient of x, sums [1 or 2, programs, d], and the gradients [d] of weight and bias,
-    or of a weight alone, that these add up to."""
+    """Fill the gradient of x, with what is `added` to it; sums [1 or 2, programs, d], and the
+    gradients [d] of weight and bias, or of a weight alone, that these add up to."""
     of_x, sums, *_ = out
     (kinds, programs, width), rows = sums.shape, rstds.numel()
     block = _power_of_two(width)
     _launch(
         _norm_gradient,
         (programs, 1, 1),
-        (grad, x, weight, means, rstds, of_x, sums),
+        (grad, x, weight, means, rstds, grad if added is None else added, of_x, sums),
         (rows, _up(rows, programs)),
-        (width, block, centered),
+        (width, block, centered, added is not None),
         warps=_warps(block, 512),
     )
     grid = (_up(width, _SUMMED_COLUMNS), kinds, 1)
@@ -242,17 +238,16 @@ def _of_halves(kernel: Any, elements: int, width: int, *tensors: Tensor) -> None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool, out: Tensor) -> None:
-    """Fill x [B, T, H, head_dim] turned, or turned back; it may be x itself."""
-    sequences, tokens, heads, width = x.shape
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    block, of_heads = _power_of_two(width // 2), _power_of_two(heads)
+    """Turn x [B*T, H * head_dim], or turn it back, where it is; `out` is x."""
+    tokens, _, half = cos.shape
+    heads = x.size(1) // (2 * half)
+    block, of_heads = _power_of_two(half), _power_of_two(heads)
     _launch(
         _rotate,
-        (sequences * tokens, 1, 1),
-        (x, cos, sin, out),
-        (*x.stride()[:3], *out.stride()[:3], tokens, heads, -1.0 if back else 1.0),
-        (width // 2, block, of_heads),
+        (x.size(0), 1, 1),
+        (out, cos, sin),
+        (out.stride(0), tokens, heads, -1.0 if back else 1.0),
+        (half, block, of_heads),
         warps=_warps(block * of_heads, 512),
     )
 

@@ -22,32 +22,41 @@ from launcher.model.config import Activation, ModelConfig, RopeScaling
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` without autocast's casts."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., d] -> [..., d]."""
-        return normalized(x, self.normalized_shape, self.weight, self.bias, self.eps)
+    def forward(self, x: Tensor, *, beside: bool = False) -> Any:
+        """x [..., d] -> [..., d]; x itself before it where that goes on `beside`."""
+        shape = self.normalized_shape
+        return normalized(x, shape, self.weight, self.bias, self.eps, beside=beside)
 
 
 class RMSNorm(nn.RMSNorm):
     """`nn.RMSNorm` without autocast's casts."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., d] -> [..., d]."""
+    def forward(self, x: Tensor, *, beside: bool = False) -> Any:
+        """x [..., d] -> [..., d]; x itself before it where that goes on `beside`."""
         assert self.eps is not None  # `norm` and `head_norm` give one
-        return normalized(x, self.normalized_shape, self.weight, None, self.eps)
+        return normalized(x, self.normalized_shape, self.weight, None, self.eps, beside=beside)
 
 
 def normalized(
-    x: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor | None, eps: float
-) -> Tensor:
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    beside: bool = False,
+) -> Any:
     """x [..., *shape] in its own type, whatever that of weight and bias: a LayerNorm where there is
-    a bias, an RMSNorm without."""
+    a bias, an RMSNorm without. With `beside`, (x, norm), so that one kernel adds their gradients.
+    """
     if fused.takes_norm(x):
-        y: Tensor = fused.Norm.apply(x, weight, bias, eps)
-        return y
+        return fused.Norm.apply(x, weight, bias, eps, beside)
     with torch.autocast(x.device.type, enabled=False):
         if bias is None:
-            return F.rms_norm(x, list(shape), weight.to(x.dtype), eps)
-        return F.layer_norm(x, list(shape), weight.to(x.dtype), bias.to(x.dtype), eps)
+            y = F.rms_norm(x, list(shape), weight.to(x.dtype), eps)
+        else:
+            y = F.layer_norm(x, list(shape), weight.to(x.dtype), bias.to(x.dtype), eps)
+    return (x, y) if beside else y
 
 
 def norm(config: ModelConfig) -> nn.Module:
@@ -124,11 +133,12 @@ def rotation(config: ModelConfig, positions: Tensor) -> Rotation:
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """x [B, T, H, head_dim] with each pair (i, i + head_dim / 2) turned, computed in fp32."""
+    """x [B, T, H, head_dim] with each pair (i, i + head_dim / 2) turned, computed in fp32; it may
+    be turned where it is."""
     cos, sin = rotation
     if fused.takes(x):
-        y: Tensor = fused.Rotate.apply(x, cos, sin)
-        return y
+        y: Tensor = fused.Rotate.apply(x.flatten(0, 1).flatten(1), cos, sin, x.size(2))
+        return y.view(x.shape)
     left, right = x.float().chunk(2, dim=-1)
     turned = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
     return turned.to(x.dtype)

@@ -22,8 +22,7 @@ from launcher.model.layers import rotate
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Of a few elements, less than a tile of a kernel, and more where a kernel has tiles.
 WIDTHS = (3, 96, 1100)
-ROTARY = ("rotary", "rotary, between others", "rotary, within others")
-KINDS = ("layer norm", "rms norm", "swiglu", *ROTARY)
+KINDS = ("layer norm", "rms norm", "rms norm, beside", "swiglu", "rotary", "rotary, within others")
 CASES = [(kind, dtype, width) for kind in KINDS for dtype in DTYPES for width in WIDTHS]
 HEADS, TOKENS, ROWS = 3, 5, 1030  # more rows than programs, of which one has the last ones
 EPS = 1e-5
@@ -40,8 +39,8 @@ def compared(kind: str, dtype_name: str, width: int, device: str) -> dict[str, f
     found, expected = ours(*there), theirs(*exact)
     assert found.dtype == dtype
     slope = torch.randn(expected.shape).to(dtype)
-    # As of attention, whose gradients lie otherwise.
-    across = slope.transpose(-3, -2).contiguous().transpose(-3, -2) if slope.dim() > 3 else slope
+    # As of what lies otherwise.
+    across = slope.transpose(0, 1).contiguous().transpose(0, 1)
     gradients = torch.autograd.grad(found, there, across.to(device))
     expected_gradients = torch.autograd.grad(expected, exact, slope.float())
     pairs = {"result": (found, expected)}
@@ -66,14 +65,20 @@ def _case(kind: str, dtype: torch.dtype, width: int) -> Case:
         inputs = [torch.randn(2, ROWS // 2, width).to(dtype), torch.randn(width)]
         return (
             [*inputs, torch.randn(width)],
-            lambda x, w, b: fused.Norm.apply(x, w, b, EPS),
+            lambda x, w, b: fused.Norm.apply(x, w, b, EPS, False),
             lambda x, w, b: F.layer_norm(x, [width], w, b, EPS),
         )
     if kind == "rms norm":
         return (
             [torch.randn(2, ROWS // 2, width).to(dtype), torch.randn(width)],
-            lambda x, w: fused.Norm.apply(x, w, None, EPS),
+            lambda x, w: fused.Norm.apply(x, w, None, EPS, False),
             lambda x, w: F.rms_norm(x, [width], w, EPS),
+        )
+    if kind == "rms norm, beside":
+        return (
+            [torch.randn(2, ROWS // 2, width).to(dtype), torch.randn(width)],
+            lambda x, w: torch.stack(fused.Norm.apply(x, w, None, EPS, True)),
+            lambda x, w: torch.stack((x, F.rms_norm(x, [width], w, EPS))),
         )
     if kind == "swiglu":
         return (
@@ -85,24 +90,16 @@ def _case(kind: str, dtype: torch.dtype, width: int) -> Case:
     cos, sin = angle.cos(), angle.sin()
     size = HEADS * 2 * width
 
-    def heads(x: Tensor) -> Tensor:
-        return x[..., :size].view(*x.shape[:-1], HEADS, 2 * width)
-
     def ours(x: Tensor) -> Tensor:
         there = (cos.to(x.device), sin.to(x.device))
-        if kind == "rotary, within others":
-            made = x.flatten(0, 1) * 1  # a copy to change
-            turned: Tensor = fused.RotateWithin.apply(made, *there, HEADS)
-            assert made._version == 1
-            return torch.cat(turned.split(size, dim=-1), dim=-1).view(x.shape)
-        out: Tensor = fused.Rotate.apply(heads(x), *there)
-        return out
+        made = x.flatten(0, 1) * 1  # a copy to change
+        turned: Tensor = fused.Rotate.apply(made, *there, HEADS)
+        assert made._version == 1
+        return torch.cat(turned.split(width, dim=-1), dim=-1).view(x.shape)
 
     def theirs(x: Tensor) -> Tensor:
-        turned = rotate(heads(x), (cos, sin))
-        if kind != "rotary, within others":
-            return turned
-        return torch.cat([turned.flatten(2), x[..., size:]], dim=-1)
+        heads = x[..., :size].view(*x.shape[:-1], HEADS, 2 * width)
+        return torch.cat([rotate(heads, (cos, sin)).flatten(2), x[..., size:]], dim=-1)
 
     x = torch.randn(2, TOKENS, (1 if kind == "rotary" else 2) * size).to(dtype)
     return [x], ours, theirs
@@ -148,12 +145,12 @@ def edges(device: str) -> dict[str, bool]:
     unaligned = torch.randn(6 * 96 + 1, device=device)[1:].view(6, 96)
 
     def norm(x: Tensor, *with_: Tensor | None) -> Tensor:
-        out: Tensor = fused.Norm.apply(x, *with_, EPS)
+        out: Tensor = fused.Norm.apply(x, *with_, EPS, False)
         return out.cpu()
 
     empty = torch.empty(0, 96, device=device, requires_grad=True)
     trained = [each.clone().requires_grad_() for each in there[1:]]
-    nothing = fused.SwiGLU.apply(fused.Norm.apply(empty, *trained, EPS))
+    nothing = fused.SwiGLU.apply(fused.Norm.apply(empty, *trained, EPS, False))
     nothing.sum().backward()
     assert empty.grad is not None
     summed = [each.grad.abs().max() for each in trained if each.grad is not None]

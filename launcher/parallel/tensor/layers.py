@@ -150,10 +150,11 @@ class SequenceParallelNorm(nn.Module):
         self.eps = norm.eps
         self.tensor_group = tensor_group
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, beside: bool = False) -> Any:
         """Compute the norm that it replaces."""
         bias = None if self.bias is None else replicated(self.bias, self.tensor_group)
-        return normalized(x, self.shape, replicated(self.weight, self.tensor_group), bias, self.eps)
+        weight = replicated(self.weight, self.tensor_group)
+        return normalized(x, self.shape, weight, bias, self.eps, beside=beside)
 
 
 def replicated(parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
