@@ -12,6 +12,7 @@ import functools
 import importlib.util
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from launcher.model.attention.kernel import FIX, AttentionKernel, AttentionSetting
@@ -64,8 +65,6 @@ def obstacle(setting: AttentionSetting) -> str | None:
         return f"attention flash needs a GPU, and this is {setting.device_type}; {FIX}."
     if setting.dtype not in (torch.bfloat16, torch.float16):
         return f"attention flash computes in bf16 or fp16, not in {setting.dtype}; {FIX}."
-    if setting.documents:
-        return f"attention flash cannot stay inside documents; {FIX}."
     if setting.head_size % 8 or setting.head_size > LARGEST_HEAD:
         return (
             f"attention flash takes head sizes that are multiples of 8 up to {LARGEST_HEAD}, not "
@@ -93,33 +92,59 @@ def missing(setting: AttentionSetting) -> str | None:
     )
 
 
+def document_bounds(
+    seq_len: int,
+    window: int | None,
+    device: torch.device,
+    starts: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor | None:
+    """Where each document begins among all B*T tokens, and their number: int32 [documents + 1];
+    None where each sequence is one. The host waits for how many there are."""
+    if starts is None:
+        return None
+    begins = (starts == torch.arange(seq_len, device=device)).flatten()
+    after_first = begins[1:].nonzero().flatten() + 1
+    return F.pad(F.pad(after_first, (1, 0)), (0, 1), value=starts.numel()).int()
+
+
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, *, mask: None, window: int | None, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, window: int | None, dropout: float
 ) -> Tensor:
-    """The newest implementation that is installed for this GPU."""
+    """The newest implementation that is installed for this GPU; `mask` is `document_bounds`."""
     # [B, T, H, head_dim], the layout that the projection leaves: no copy on the way.
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    if _uses_package(q.device, dropout, window):
-        out = _package(q, k, v, window=window, dropout=dropout)
-    else:
-        out = through_torch(q, k, v, window=window, dropout=dropout)
-    return out.transpose(1, 2)
+    shape = q.shape
+    if mask is not None:  # one document after the other
+        q, k, v = (part.flatten(0, 1) for part in (q, k, v))
+    attend = _package if _uses_package(q.device, dropout, window) else through_torch
+    out = attend(q, k, v, bounds=mask, longest=shape[1], window=window, dropout=dropout)
+    return out.view(shape).transpose(1, 2)
 
 
-def through_torch(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: float) -> Tensor:
+def through_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bounds: Tensor | None,
+    longest: int,
+    window: int | None,
+    dropout: float,
+) -> Tensor:
     """q, k, v [B, T, H, head_dim], of k and v fewer heads where they are shared, through torch's
-    operator, whichever kernel stands behind it."""
+    operator, whichever kernel stands behind it; with `bounds` of documents, none of them longer
+    than `longest`, [B*T, H, head_dim]."""
     # Behind torch 2.11 FA4's backward takes no numbers, not even the -1 that stands for none.
     left, right = (None, None) if window is None else (window, 0)
-    seq_len = q.size(1)
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q,
         k,
         v,
-        None,
-        None,
-        seq_len,
-        seq_len,
+        bounds,
+        bounds,
+        longest,
+        longest,
         dropout,
         window is None,  # is_causal; a window is causal by ending at 0 on the right
         False,
@@ -129,10 +154,27 @@ def through_torch(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropou
     return out
 
 
-def _package(q: Tensor, k: Tensor, v: Tensor, *, window: int | None, dropout: float) -> Tensor:
-    attend = importlib.import_module("flash_attn").flash_attn_func
+def _package(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bounds: Tensor | None,
+    longest: int,
+    window: int | None,
+    dropout: float,
+) -> Tensor:
+    package = importlib.import_module("flash_attn")
     size = (-1, -1) if window is None else (window, 0)
-    out: Tensor = attend(q, k, v, dropout_p=dropout, causal=True, window_size=size)
+    if bounds is None:
+        out: Tensor = package.flash_attn_func(
+            q, k, v, dropout_p=dropout, causal=True, window_size=size
+        )
+        return out
+    out = package.flash_attn_varlen_func(
+        *(q, k, v, bounds, bounds, longest, longest),
+        **{"dropout_p": dropout, "causal": True, "window_size": size},
+    )
     return out
 
 
@@ -147,10 +189,16 @@ def _uses_package(device: torch.device, dropout: float, window: int | None) -> b
     return name.startswith("flash-attn")
 
 
-# As torch.compiler.assume_constant_result does, which imports dynamo, half a second, to do so.
-vars(_uses_package)["_dynamo_marked_constant"] = True
+# As torch.compiler.assume_constant_result does, which imports dynamo, half a second, to do so; of
+# what is cached, dynamo looks inside.
+vars(_uses_package.__wrapped__)["_dynamo_marked_constant"] = True
 
 
 FLASH = AttentionKernel(
-    function=flash, obstacle=obstacle, missing=missing, in_16_bits=True, skips_window=True
+    function=flash,
+    prepare=document_bounds,
+    obstacle=obstacle,
+    missing=missing,
+    in_16_bits=True,
+    skips_window=True,
 )

@@ -133,6 +133,8 @@ def _fastest(setting: AttentionSetting) -> tuple[AttentionKind, str]:
         why = "the fused attention of this device"
         return "sdpa", why + (f", with {what} as a mask" if masks else "")
     able = {kind for kind, kernel in KERNELS.items() if kernel.runs(setting)}
+    if setting.documents:  # nobody has run it on a GPU yet
+        able.discard("flash")
     newest = flash.implementation(setting.capability, setting.dropout, setting.window)
     if "flash" in able and newest in ("FA3", "FA4"):
         return "flash", f"{newest} is installed for this GPU"
@@ -141,5 +143,5 @@ def _fastest(setting: AttentionSetting) -> tuple[AttentionKind, str]:
     if "flash" in able:
         return "flash", "takes the window as a number, without a T x T mask"
     if "flex" in able:
-        return "flex", f"{what} as blocks, without a T x T mask; flash cannot run here"
-    return "sdpa", f"{what} as a mask; neither flash nor flex can run here"
+        return "flex", f"{what} as blocks, without a T x T mask"
+    return "sdpa", f"{what} as a mask; flex cannot run here"

@@ -96,7 +96,7 @@ def test_cudnn_takes_short_sequences_and_masks(
 
 
 @pytest.mark.parametrize("window", [None, 64])
-@pytest.mark.parametrize("kind", ["sdpa", "flex"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_attention_stays_inside_documents(kind: AttentionKind, window: int | None) -> None:
     _skip_unless_able(kind, torch.bfloat16, window)
     torch.manual_seed(0)

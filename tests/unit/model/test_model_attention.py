@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -117,11 +118,12 @@ def test_flash_passes_layout_and_window_as_the_operator_wants_them(window: int |
         out = KERNELS["eager"].function(*by_head, mask=seen, window=None, dropout=0.0)
         return (out.transpose(1, 2), *(torch.empty(0) for _ in range(4)))
 
+    through = partial(flash.through_torch, bounds=None, longest=37, window=window, dropout=0.0)
     try:
         library.impl("_flash_attention_forward", evaluate, "CPU")
         q, k, v = (part.transpose(1, 2) for part in qkv)
         with torch.no_grad():
-            got = flash.through_torch(q, k, v, window=window, dropout=0.0).transpose(1, 2)
+            got = through(q, k, v).transpose(1, 2)
     finally:
         library._destroy()
     torch.testing.assert_close(got, _attend(KERNELS["eager"], qkv, window), rtol=1e-5, atol=1e-6)
@@ -132,7 +134,7 @@ def test_torchs_flash_operator_can_be_differentiated() -> None:
         torch.empty(2, 37, 3, 16, dtype=torch.bfloat16, device="meta", requires_grad=True)
         for _ in range(3)
     ]
-    out = flash.through_torch(*parts, window=5, dropout=0.0)
+    out = flash.through_torch(*parts, bounds=None, longest=37, window=5, dropout=0.0)
     assert out.shape == parts[0].shape
     for part, gradient in zip(parts, torch.autograd.grad(out.sum(), parts), strict=True):
         assert gradient.shape == part.shape

@@ -1,6 +1,7 @@
 """Several documents in a sequence: each must come out as if it stood there alone."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
-from launcher.model.attention import KERNELS, choose, flex
+from launcher.model.attention import KERNELS, choose, flash, flex
 from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
 from launcher.model.gpt import GPT, initial_value
 
@@ -133,13 +134,52 @@ def test_flex_agrees_with_eager_in_torchs_reference_implementation(
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_flash_passes_documents_as_the_operator_wants_them(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator's arguments, evaluated document by document: its kernels need a GPU."""
+    library = torch.library.Library("aten", "IMPL")
+    starts = _starts(*LENGTHS)
+    torch.manual_seed(0)
+    qkv = [torch.randn(2, heads, 23, 16) for heads in (4, 2, 2)]
+
+    def evaluate(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, ...]:
+        of_queries, of_keys, *longest, _dropout, causal, _ = rest
+        assert torch.equal(of_queries, of_keys)
+        assert (of_queries.dtype, longest) == (torch.int32, [23, 23])
+        assert causal == (window is None)
+        assert options.get("window_size_left") == window
+        ends = of_queries.tolist()
+        out = torch.cat([_alone(q[a:b], k[a:b], v[a:b]) for a, b in pairwise(ends)])
+        return (out, *(torch.empty(0) for _ in range(4)))
+
+    def _alone(*parts: Tensor) -> Tensor:
+        q, k, v = (part.transpose(0, 1)[None] for part in parts)
+        mask = KERNELS["eager"].prepare(q.size(2), window, torch.device("cpu"))
+        out = KERNELS["eager"].function(q, k, v, mask=mask, window=window, dropout=0.0)
+        return out[0].transpose(0, 1)
+
+    monkeypatch.setattr(flash, "_uses_package", lambda *_: False)
+    results = []
+    try:
+        library.impl("_flash_attention_forward", evaluate, "CPU")
+        for kind in ("eager", "flash"):
+            kernel = KERNELS[kind]
+            mask = kernel.prepare(23, window, torch.device("cpu"), starts)
+            with torch.no_grad():
+                results.append(kernel.function(*qkv, mask=mask, window=window, dropout=0.0))
+    finally:
+        library._destroy()
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
 def test_which_attention_stays_inside_documents() -> None:
     gpu: dict[str, Any] = {
         **{"device_type": "cuda", "dtype": torch.bfloat16, "head_size": 64, "window": None},
         **{"dropout": 0.0, "documents": True, "capability": (9, 0)},
     }
-    with pytest.raises(ValueError, match="flash cannot stay inside documents; use attention sdpa"):
-        choose("flash", **gpu)
+    assert choose("flash", **gpu, elsewhere=True).kind == "flash"
     assert choose("auto", **gpu).kind in ("flex", "sdpa")  # as triton is installed
     on_cpu = choose("auto", **{**gpu, "device_type": "cpu", "capability": None})
     assert (on_cpu.kind, on_cpu.reason.endswith("with documents as a mask")) == ("sdpa", True)
