@@ -16,17 +16,36 @@ and its gradient in the low type would be held until the last of the block is th
 
 
 class _CastTogether(torch.autograd.Function):
-    """(dtype, weights...) -> the weights in `dtype`; their gradients come back in their own."""
+    """(dtype, weights...) -> the weights in `dtype`; their gradients come back in their own.
+
+    Where all weights have gradients already, of earlier micro-batches or zeros in DDP's buckets,
+    these are added to them at once: autograd would do it in a launch for each.
+    """
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = [weight.dtype for weight in weights]
+        ctx.weights = () if torch.compiler.is_compiling() else weights
         return _copied(weights, [dtype] * len(weights))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *_copied(gradients, ctx.dtypes)
+        copies = _copied(gradients, ctx.dtypes)
+        sums = [weight.grad for weight in ctx.weights if _is_added_to(weight)]
+        if not sums or len(sums) < len(copies):
+            return None, *copies
+        torch._foreach_add_(sums, copies)
+        return None, *[None] * len(copies)
+
+
+def _is_added_to(weight: Tensor) -> bool:
+    """Return whether all that autograd would do with a gradient is to add it to the one there is.
+
+    Hooks of the node that does it, as DDP's, are called all the same.
+    """
+    hooks = weight._backward_hooks or weight._post_accumulate_grad_hooks
+    return weight.is_leaf and weight.grad is not None and not hooks
 
 
 def _copied(tensors: tuple[Tensor, ...], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
@@ -48,7 +67,7 @@ def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[No
     found = [
         (module, name, weight)
         for module in modules
-        if type(module) is nn.Linear  # what is derived from it may use its weight otherwise
+        if _is_cast(module)
         for name, weight in module._parameters.items()
         if weight is not None and weight.requires_grad and weight.dtype is torch.float32
         if weight.numel() <= _MOST_ELEMENTS
@@ -66,6 +85,13 @@ def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[No
     finally:
         for module, name, _ in found:
             del module.__dict__[name]
+
+
+def _is_cast(module: nn.Module) -> bool:
+    # What is derived from a Linear may use its weight otherwise. Norms' kernels take any type, but
+    # a compiler casts each gradient of theirs in a launch of its own.
+    compiled = torch.compiler.is_compiling()
+    return type(module) is nn.Linear or (compiled and isinstance(module, nn.LayerNorm | nn.RMSNorm))
 
 
 def fresh_casts(device_type: str) -> torch.autocast:

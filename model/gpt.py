@@ -142,9 +142,10 @@ class Block(nn.Module):
         """x [B, T, d] -> [B, T, d]."""
         training = self.training and torch.is_grad_enabled()
         attn, mlp = self.attn, self.mlp
+        cast = (self.ln_1, attn.qkv, attn.proj, self.ln_2, mlp.fc, mlp.out)
         return recomputing(
             *(self._attend, self._transform, x, sequences, self.config, training),
-            casting=partial(cast_together, (attn.qkv, attn.proj, mlp.fc, mlp.out)),
+            casting=partial(cast_together, cast),
         )
 
     def _attend(self, x: Tensor, sequences: SharedInputs) -> Tensor:

@@ -11,6 +11,7 @@ SEED = (
     *("--model", "seed-134m", "--seq-len", "256", "--micro-batch", "125", "--precision", "bf16"),
     *("--test-batches", "0", "--save-every=0"),
 )
+ROTATED = ("--position", "rope", "--norm", "rms", "--activation", "swiglu")
 CASES = {
     "single": (),
     "accumulated": ("--global-batch", "250"),
@@ -25,6 +26,9 @@ CASES = {
     "activations offloaded": ("--activation-checkpointing", "offload"),
     "fp8": ("--precision", "fp8"),
     "optimizer offloaded": ("--zero", "2", "--offload-optimizer", "cpu"),
+    "flash, documents": ("--attention", "flash", "--document-attention"),
+    "rotated, selective": (*ROTATED, "--activation-checkpointing", "selective"),
+    "rotated, flash, compiled": (*ROTATED, "--attention", "flash", "--compile", "on"),
 }
 FIRST_OF_TWO = {
     "SHARDSCALE_STAND_IN_ALONE": "1",

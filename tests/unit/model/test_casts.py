@@ -81,6 +81,20 @@ def test_a_block_casts_once_in_each_direction(monkeypatch: pytest.MonkeyPatch) -
     assert apart["aten::_to_copy"] - together["aten::_to_copy"] == 2 * BLOCKS * weights
 
 
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_gradients_are_added_to_those_there_are_in_one_launch(mode: str) -> None:
+    module, apart = model(activation_checkpointing=mode), model(activation_checkpointing=mode)
+    gradients(module)
+    with Operators() as operators:
+        twice = gradients(module)
+    assert operators.counted["aten::_foreach_add_"] == BLOCKS
+    for parameter in apart.parameters():  # as autograd adds them
+        parameter.register_post_accumulate_grad_hook(lambda _: None)
+    gradients(apart)
+    for name, gradient in gradients(apart).items():
+        assert torch.equal(twice[name], gradient), name
+
+
 def test_weights_are_parameters_again(monkeypatch: pytest.MonkeyPatch) -> None:
     module = model()
     block: Any = module.blocks[0]

@@ -58,8 +58,9 @@ def test_autocast_leaves_the_residual_stream_and_norms_in_its_type(family: str) 
     module = model(**FAMILIES[family])
     seen: set[torch.dtype] = set()
 
-    def look(of: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        seen.update({inputs[0].dtype, output.dtype})
+    def look(of: nn.Module, inputs: tuple[Any, ...], output: Tensor | tuple[Tensor, ...]) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        seen.update({inputs[0].dtype, *(each.dtype for each in outputs)})
 
     for part in module.modules():
         if isinstance(part, LayerNorm | RMSNorm):
