@@ -6,6 +6,7 @@ its tensors have shapes alone, and what an operator returns is all that it takes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -51,7 +52,7 @@ class Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, beside: bool
     ) -> Any:
-        y, *stats = torch.ops.shardscale.norm(x, weight, bias, eps)
+        y, *stats = _norm(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, *stats)
         ctx.centered = bias is not None
         ctx.set_materialize_grads(False)
@@ -67,7 +68,7 @@ class Norm(torch.autograd.Function):
         x, weight, *stats = ctx.saved_tensors
         if added is not None:
             added = added.contiguous()
-        of_x, _, *of_weights = torch.ops.shardscale.norm_backward(
+        of_x, _, *of_weights = _norm_backward(
             grad.contiguous(), x, weight, *stats, ctx.centered, added
         )
         of_weight, of_bias = of_weights if ctx.centered else (*of_weights, None)
@@ -81,13 +82,13 @@ class SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        y: Tensor = torch.ops.shardscale.swiglu(x)
+        y: Tensor = _swiglu(x)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        of_x: Tensor = torch.ops.shardscale.swiglu_backward(grad.contiguous(), *ctx.saved_tensors)
+        of_x: Tensor = _swiglu_backward(grad.contiguous(), *ctx.saved_tensors)
         return of_x
 
 
@@ -114,32 +115,46 @@ class Rotate(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool) -> Tensor:
-    torch.ops.shardscale.rotate_(x[:, : heads * 2 * cos.size(-1)], cos, sin, back)
+    _rotate(x[:, : heads * 2 * cos.size(-1)], cos, sin, back)
     torch.autograd.graph.increment_version(x)
     return x
 
 
-def _define(name: str, signature: str, outputs: Any, launch: str) -> None:
+def _define(name: str, signature: str, outputs: Callable[..., Any], launch: str) -> Any:
     """Make an operator that returns `outputs(...)`, filled by a kernel of layer_kernels.
 
-    Without `torch.library.custom_op`, whose checks take longer than a kernel of a small model.
+    Without `torch.library.custom_op`, whose checks take longer than a kernel of a small model; and
+    called past the dispatcher, which takes as long as all else, where no mode looks on: a trace, or
+    selective checkpointing.
     """
     name = f"shardscale::{name}"
     torch.library.define(name, signature)
     torch.library.register_fake(name, outputs)
 
     def run(*args: Any) -> Any:
-        from launcher.model import layer_kernels
-
         out = outputs(*args)
-        getattr(layer_kernels, launch)(*args, out)
+        _kernel(launch)(*args, out)
         return out
 
     # Triton's interpreter computes on a CPU.
     torch.library.impl(name, ("cuda", "cpu"), run)
+    dispatched = getattr(torch.ops.shardscale, name.partition("::")[2]).default
+
+    def call(*args: Any) -> Any:
+        return dispatched(*args) if torch._C._len_torch_dispatch_stack() else run(*args)
+
+    return call
 
 
-def _norm(
+@cache
+def _kernel(name: str) -> Callable[..., None]:
+    from launcher.model import layer_kernels  # imports triton
+
+    found: Callable[..., None] = getattr(layer_kernels, name)
+    return found
+
+
+def _norm_outputs(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = x.numel() // x.size(-1)
@@ -148,7 +163,7 @@ def _norm(
     return torch.empty_like(x), means, rstds
 
 
-def _norm_backward(
+def _norm_gradients(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -165,27 +180,27 @@ def _halved(x: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.size(-1) // 2)
 
 
-_define(
+_norm = _define(
     "norm",
     "(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)",
-    _norm,
+    _norm_outputs,
     "norm",
 )
-_define(
+_norm_backward = _define(
     "norm_backward",
     "(Tensor grad, Tensor x, Tensor weight, Tensor means, Tensor rstds, bool centered, "
     "Tensor? added) -> Tensor[]",
-    _norm_backward,
+    _norm_gradients,
     "norm_backward",
 )
-_define("swiglu", "(Tensor x) -> Tensor", _halved, "swiglu")
-_define(
+_swiglu = _define("swiglu", "(Tensor x) -> Tensor", _halved, "swiglu")
+_swiglu_backward = _define(
     "swiglu_backward",
     "(Tensor grad, Tensor x) -> Tensor",
     lambda grad, x: torch.empty_like(x),
     "swiglu_backward",
 )
-_define(
+_rotate = _define(
     "rotate_",
     "(Tensor(a!) x, Tensor cos, Tensor sin, bool back) -> Tensor(a!)",
     lambda x, cos, sin, back: x,
