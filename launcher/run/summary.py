@@ -23,7 +23,7 @@ from launcher.measure.records import (
     SamplerSummary,
     Summary,
 )
-from launcher.model.cost import flops_per_token
+from launcher.model.products import flops_per_token
 from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
 from launcher.run.journal import Journal

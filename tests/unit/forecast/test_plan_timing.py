@@ -20,7 +20,7 @@ from launcher.forecast.strategies import forecast_of
 from launcher.forecast.timing import StepTime, exposed_s, optimizer_s, step_seconds
 from launcher.forecast.traffic import Wire
 from launcher.forecast.work import passes_work
-from launcher.model.cost import flops_per_token
+from launcher.model.products import flops_per_token
 from launcher.util.errors import UserError
 
 LINK = Rate(start_s=0.0, hop_s=0.0, bytes_per_s=1e9)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from launcher.model.config import ModelConfig
-from launcher.model.cost import flops_per_token
 from launcher.model.gpt import GPT
+from launcher.model.products import flops_per_token
 from launcher.model.sizes import NAMED, known_name, named
 
 SMALL: dict[str, Any] = {"vocab_size": 97, "context": 16, "layers": 3, "heads": 4, "d_model": 24}
@@ -187,7 +187,5 @@ def test_named_replaces_fields_and_validates_them() -> None:
 
 
 def test_the_config_needs_no_torch() -> None:
-    code = (
-        "import sys, launcher.model.config, launcher.model.cost; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, launcher.model.products; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
