@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -56,7 +56,7 @@ def _copied(tensors: tuple[Tensor, ...], dtypes: list[torch.dtype]) -> tuple[Ten
 
 
 @contextlib.contextmanager
-def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[None]:
+def cast_together(modules: Sequence[nn.Module], device_type: str) -> Iterator[None]:
     """Have modules read casts of their weights, of those that are small.
 
     The bits are autocast's. Without effect where that is off.
@@ -66,8 +66,7 @@ def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[No
         return
     found = [
         (module, name, weight)
-        for module in modules
-        if _is_cast(module)
+        for module in _cast(modules)
         for name, weight in module._parameters.items()
         if weight is not None and weight.requires_grad and weight.dtype is torch.float32
         if weight.numel() <= _MOST_ELEMENTS
@@ -87,11 +86,14 @@ def cast_together(modules: Iterable[nn.Module], device_type: str) -> Iterator[No
             del module.__dict__[name]
 
 
-def _is_cast(module: nn.Module) -> bool:
-    # What is derived from a Linear may use its weight otherwise. Norms' kernels take any type, but
-    # a compiler casts each gradient of theirs in a launch of its own.
-    compiled = torch.compiler.is_compiling()
-    return type(module) is nn.Linear or (compiled and isinstance(module, nn.LayerNorm | nn.RMSNorm))
+def _cast(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    # What is derived from a Linear may use its weight otherwise.
+    linears: list[nn.Module] = [each for each in modules if type(each) is nn.Linear]
+    if not linears or not torch.compiler.is_compiling():
+        return linears
+    # Norms' kernels take any type, but a compiler casts each gradient of theirs in a launch of its
+    # own. In fp8, without such linears, it would keep more for them.
+    return [*linears, *(each for each in modules if isinstance(each, nn.LayerNorm | nn.RMSNorm))]
 
 
 def fresh_casts(device_type: str) -> torch.autocast:
