@@ -28,6 +28,7 @@ CASES = {
     "optimizer offloaded": ("--zero", "2", "--offload-optimizer", "cpu"),
     "flash, documents": ("--attention", "flash", "--document-attention"),
     "rotated, selective": (*ROTATED, "--activation-checkpointing", "selective"),
+    "rotated, tiles": (*ROTATED, "--activation-checkpointing", "full", "--mlp-tile", "1024"),
     "rotated, flash, compiled": (*ROTATED, "--attention", "flash", "--compile", "on"),
 }
 FIRST_OF_TWO = {

@@ -18,7 +18,9 @@ One entry for each, with its source; bytes and work are both read off what runs 
   traced as they run (`launcher.model.fused`); a plan of another trainer's run has torch's.
 - The loss is fused, and a product of low precision is added to an fp32 sum in place.
 - A sum over many rows, as of a bias's gradient, takes memory of its own meanwhile
-  (`partial_sums_bytes`).
+  (`partial_sums_bytes`), and so does attention's backward (`Recorder`): cuDNN's, FlashAttention's
+  and the memory-efficient one in torch's CUDA build. What FA2 takes more for shared key heads, and
+  where heads or sequences are no multiples of its tiles, is left out.
 - Linears in fp8 are torchao's: `launcher.forecast.trace.fp8`.
 """
 

@@ -43,6 +43,11 @@ _DEVICE_OF: Final = torch.ops.prim.device.default
 _META: Final = torch.device("meta")
 
 
+_ATTENTION_BACKWARD: Final = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+)
+
+
 class Recorder(LiveTrace):
     """Record the allocation and the free of each storage, by segment.
 
@@ -131,6 +136,8 @@ class Recorder(LiveTrace):
         if self._on_gpu:
             if func is torch.ops.aten.sum.dim_IntList:
                 self._sum(*args)
+            elif func is _ATTENTION_BACKWARD:
+                self._attention(args[1])
             elif func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
                 self._add(args[0], out)
         return out
@@ -141,6 +148,13 @@ class Recorder(LiveTrace):
             size_bytes = self._partial_bytes(rows, columns, matrix.element_size())
             if size_bytes:
                 self._see(torch.empty(size_bytes, dtype=torch.uint8))
+
+    def _attention(self, queries: Tensor) -> None:
+        """The gradient of queries in fp32, and a number for each: workspaces of cuDNN's kernels, of
+        FlashAttention's and of the memory-efficient ones, as torch's CUDA build takes them."""
+        counts = (queries.numel(), queries.numel() // queries.size(-1))
+        for workspace in [torch.empty(count, dtype=torch.float32) for count in counts]:
+            self._see(workspace)
 
     def _add(self, earlier: Tensor, total: Tensor) -> None:
         dense = torch.ops.aten.is_non_overlapping_and_dense(earlier)
