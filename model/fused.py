@@ -96,9 +96,9 @@ class Rotate(torch.autograd.Function):
     """The first `heads` of x [B*T, ...], head_dim wide, turned where they are by cos and sin [T, 1,
     head_dim / 2], which get no gradient.
 
-    Returns the memory of x, which must have been kept for no backward; and nobody else may have the
-    gradient of the result. It is not told as a change of x to autograd, which refuses that of what
-    another function returned as a view; an x that was kept is found by its version all the same.
+    Returns the memory of x, which no backward may need; nor may anything else hold the gradient of
+    the result, which is turned back in place. Autograd does not know that x changed: it refuses
+    that for a view that another function returned. A higher version still exposes a saved x.
     """
 
     @staticmethod

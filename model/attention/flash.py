@@ -99,8 +99,8 @@ def document_bounds(
     starts: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor | None:
-    """Where each document begins among all B*T tokens, and their number: int32 [documents + 1];
-    None where each sequence is one. The host waits for how many there are."""
+    """Return where each document begins among all B*T tokens, and B*T behind them, as int32
+    [documents + 1]; None where each sequence is one. The host waits for the number of documents."""
     if starts is None:
         return None
     begins = (starts == torch.arange(seq_len, device=device)).flatten()
@@ -111,7 +111,7 @@ def document_bounds(
 def flash(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, window: int | None, dropout: float
 ) -> Tensor:
-    """The newest implementation that is installed for this GPU; `mask` is `document_bounds`."""
+    """Attend by the newest implementation for this GPU; `mask` is of `document_bounds`."""
     # [B, T, H, head_dim], the layout that the projection leaves: no copy on the way.
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     shape = q.shape
@@ -123,24 +123,15 @@ def flash(
 
 
 def through_torch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bounds: Tensor | None,
-    longest: int,
-    window: int | None,
-    dropout: float,
+    *qkv: Tensor, bounds: Tensor | None, longest: int, window: int | None, dropout: float
 ) -> Tensor:
-    """q, k, v [B, T, H, head_dim], of k and v fewer heads where they are shared, through torch's
-    operator, whichever kernel stands behind it; with `bounds` of documents, none of them longer
-    than `longest`, [B*T, H, head_dim]."""
+    """Attend with q, k, v [B, T, H, head_dim], of k and v fewer heads where they are shared,
+    through torch's operator, whichever kernel stands behind it; with `bounds` of documents of at
+    most `longest` tokens, [B*T, H, head_dim]."""
     # Behind torch 2.11 FA4's backward takes no numbers, not even the -1 that stands for none.
     left, right = (None, None) if window is None else (window, 0)
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        q,
-        k,
-        v,
+        *qkv,
         bounds,
         bounds,
         longest,
@@ -155,26 +146,16 @@ def through_torch(
 
 
 def _package(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bounds: Tensor | None,
-    longest: int,
-    window: int | None,
-    dropout: float,
+    *qkv: Tensor, bounds: Tensor | None, longest: int, window: int | None, dropout: float
 ) -> Tensor:
     package = importlib.import_module("flash_attn")
     size = (-1, -1) if window is None else (window, 0)
+    how = {"dropout_p": dropout, "causal": True, "window_size": size}
+    out: Tensor
     if bounds is None:
-        out: Tensor = package.flash_attn_func(
-            q, k, v, dropout_p=dropout, causal=True, window_size=size
-        )
-        return out
-    out = package.flash_attn_varlen_func(
-        *(q, k, v, bounds, bounds, longest, longest),
-        **{"dropout_p": dropout, "causal": True, "window_size": size},
-    )
+        out = package.flash_attn_func(*qkv, **how)
+    else:
+        out = package.flash_attn_varlen_func(*qkv, bounds, bounds, longest, longest, **how)
     return out
 
 
