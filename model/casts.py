@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from launcher.model.derived import derived, derives
 
 _MOST_ELEMENTS: Final = 4 * 2**20
 """Largest weight that is cast with others: for a larger one a launch is nothing beside its cast,
@@ -48,10 +52,10 @@ def _is_added_to(weight: Tensor) -> bool:
     return weight.is_leaf and weight.grad is not None and not hooks
 
 
-def _copied(tensors: tuple[Tensor, ...], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
+def _copied(tensors: Sequence[Tensor], dtypes: list[torch.dtype]) -> tuple[Tensor, ...]:
     pairs = zip(tensors, dtypes, strict=True)
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in pairs]
-    torch._foreach_copy_(copies, tensors)
+    torch._foreach_copy_(copies, list(tensors))
     return tuple(copies)
 
 
@@ -69,21 +73,43 @@ def cast_together(modules: Sequence[nn.Module], device_type: str) -> Iterator[No
         for module in _cast(modules)
         for name, weight in module._parameters.items()
         if weight is not None and weight.requires_grad and weight.dtype is torch.float32
-        if weight.numel() <= _MOST_ELEMENTS
     ]
-    if not found:
-        yield
-        return
+    small = [each for each in found if each[2].numel() <= _MOST_ELEMENTS]
+    groups = [small] if small else []
+    if derives():  # autocast's own casts would be kept for backward
+        groups += [[each] for each in found if each[2].numel() > _MOST_ELEMENTS]
     dtype = torch.get_autocast_dtype(device_type)
-    casts = _CastTogether.apply(dtype, *(weight for _, _, weight in found))
-    # An instance's own attribute is found before its parameters, which stay what they are.
-    for (module, name, _), cast in zip(found, casts, strict=True):
-        module.__dict__[name] = cast
+    for group in groups:
+        weights = [weight for _, _, weight in group]
+        casts = _CastTogether.apply(dtype, *weights)
+        _Recast(dtype, weights, casts)
+        # An instance's own attribute is found before its parameters, which stay what they are.
+        for (module, name, _), cast in zip(group, casts, strict=True):
+            module.__dict__[name] = cast
     try:
         yield
     finally:
-        for module, name, _ in found:
+        for module, name, _ in chain(*groups):
             del module.__dict__[name]
+
+
+class _Recast:
+    """Casts of a group's matrices again, in one launch as the first is asked for; each once."""
+
+    def __init__(self, dtype: torch.dtype, weights: Sequence[Tensor], casts: Sequence[Tensor]):
+        pairs = [pair for pair in zip(weights, casts, strict=True) if pair[0].dim() > 1]
+        self._dtype, self._weights = dtype, [weight for weight, _ in pairs]
+        self._casts: list[Tensor | None] = [None] * len(pairs)
+        for index, (_, cast) in enumerate(pairs):
+            derived(cast, partial(self._take, index))
+
+    def _take(self, index: int) -> Tensor:
+        if self._casts[index] is None:
+            copies = _copied(self._weights, [self._dtype] * len(self._weights))
+            self._casts = list(copies)
+        cast, self._casts[index] = self._casts[index], None
+        assert cast is not None
+        return cast
 
 
 def _cast(modules: Sequence[nn.Module]) -> list[nn.Module]:

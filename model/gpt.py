@@ -16,7 +16,16 @@ from launcher.model import fused
 from launcher.model.attention import kernel_for
 from launcher.model.casts import cast_together
 from launcher.model.config import ModelConfig
-from launcher.model.layers import ACTIVATIONS, Rotation, head_norm, norm, rotate, rotation
+from launcher.model.layers import (
+    ACTIVATIONS,
+    Rotation,
+    compared,
+    head_norm,
+    keeping,
+    norm,
+    norm_beside,
+    rotation,
+)
 from launcher.model.linears import (
     PACKED,
     freeze,
@@ -27,7 +36,7 @@ from launcher.model.linears import (
     weight_of,
 )
 from launcher.model.loss import compute_dtype, linear_cross_entropy
-from launcher.model.recompute import keeping, recomputing
+from launcher.model.recompute import recomputing
 
 _INITIAL_STD = 0.02
 
@@ -90,10 +99,7 @@ class Attention(nn.Module):
             part.view(*sequences.shape, -1, self.head_size)
             for part in qkv.split(self.sizes, dim=-1)
         )
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        return q, k, v
+        return compared(q, self.q_norm, rotation), compared(k, self.k_norm, rotation), v
 
     def output(self, y: Tensor) -> Tensor:
         """Output projection of the heads, [B, H, T, head_dim] -> [B*T, d]."""
@@ -118,7 +124,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.fc(x.flatten(0, 1))
         active = self.activation(hidden)
-        with self.keeping(active, self.activation, hidden):
+        with self.keeping(active, partial(self.activation, hidden)):
             y: Tensor = self.out(active)
         y = self.residual_dropout(y)
         return y.view_as(x)
@@ -149,11 +155,11 @@ class Block(nn.Module):
         )
 
     def _attend(self, x: Tensor, sequences: SharedInputs) -> Tensor:
-        x, normed = self.ln_1(x, beside=True)
+        x, normed = norm_beside(self.ln_1, x)
         return x.add(self.attn(normed, sequences))
 
     def _transform(self, x: Tensor) -> Tensor:
-        x, normed = self.ln_2(x, beside=True)
+        x, normed = norm_beside(self.ln_2, x)
         return x.add(self.mlp(normed))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from launcher.model import fused
 from launcher.model.config import Activation, ModelConfig, RopeScaling
+from launcher.model.derived import Compute, derived, sparing
 
 # Norms. Autocast runs them in fp32: a copy of the input, which backward keeps, a copy of the output
 # for the matmul behind it, and twice the bytes moved. The kernels sum in fp32 whatever the type.
@@ -65,6 +67,13 @@ def norm(config: ModelConfig) -> nn.Module:
     return kind(config.d_model, eps=config.norm_eps)
 
 
+def norm_beside(norm: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the residual stream x [..., d], and its norm for what is added to it."""
+    beside, normed = norm(x, beside=True)
+    derived(normed, partial(norm, x))
+    return beside, normed
+
+
 def head_norm(config: ModelConfig) -> nn.Module:
     """Make a norm of queries or keys, [..., head_dim]; the identity where a family has none."""
     if not config.qk_norm:
@@ -111,9 +120,33 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Tensor], Tensor]]] = {
     "swiglu": swiglu,
 }
 
-KEEP_THEIR_INPUT: Final[frozenset[Activation]] = frozenset({"gelu", "swiglu"})
+_KEEP_THEIR_INPUT: Final[frozenset[Activation]] = frozenset({"gelu", "swiglu"})
 """Activations whose backward reads their input; ReLU's reads its output, which the next projection
 saves as well."""
+
+
+def keeping(
+    config: ModelConfig,
+) -> Callable[[Tensor, Compute], contextlib.AbstractContextManager[object]]:
+    """(result, compute) -> a context in which backward is not left the `result` of an activation,
+    which compute() gives again: the widest tensor of a block, for one kernel more in backward.
+
+    Without effect where checkpointing decides what is kept, where the activation does not keep its
+    source anyway, and in compiled blocks, whose compiler recomputes by itself.
+    """
+    if config.activation not in _KEEP_THEIR_INPUT:
+        return lambda *_: contextlib.nullcontext()
+    checkpointed = config.activation_checkpointing != "none" or config.mlp_tile is not None
+    return _noting if checkpointed else _sparing
+
+
+def _noting(result: Tensor, compute: Compute) -> contextlib.AbstractContextManager[object]:
+    derived(result, compute)
+    return contextlib.nullcontext()
+
+
+def _sparing(result: Tensor, compute: Compute) -> contextlib.AbstractContextManager[object]:
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else sparing(result, compute)
 
 
 # Rotary position embedding (RoFormer, arXiv:2104.09864), and its scaled form of Llama 3.
@@ -142,6 +175,19 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     left, right = x.float().chunk(2, dim=-1)
     turned = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
     return turned.to(x.dtype)
+
+
+def compared(x: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:
+    """Queries or keys [B, T, H, head_dim] as they are compared: normed and rotated."""
+
+    def compute() -> Tensor:
+        y: Tensor = norm(x)
+        return y if rotation is None else rotate(y, rotation)
+
+    y = compute()
+    if y is not x:
+        derived(y, compute)
+    return y
 
 
 def _stretched(frequency: Tensor, scaling: RopeScaling) -> Tensor:

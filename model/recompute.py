@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -27,10 +26,12 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from launcher.model import fused
+from launcher.model.attention import fuses_scores
 from launcher.model.casts import fresh_casts
 from launcher.model.checkpointing import PRODUCTS, kept_products
 from launcher.model.config import ModelConfig
-from launcher.model.layers import KEEP_THEIR_INPUT
+from launcher.model.derived import deriving
 from launcher.model.products import linear_products
 
 # Fused kernels, which selective checkpointing keeps the output of; those of packages by namespace.
@@ -77,7 +78,8 @@ def recomputing(
     """
     tiles = config.mlp_tile is not None
     mode = config.activation_checkpointing if training else "none"  # this block's own
-    together = training and not tiles and not (mode != "none" and torch.compiler.is_compiling())
+    compiling = torch.compiler.is_compiling()
+    together = training and not tiles and not (mode != "none" and compiling)
     if tiles:
         transform = partial(_tiled, transform, config=config, training=training)
 
@@ -87,11 +89,25 @@ def recomputing(
 
     if mode == "none":
         return block(x, sequences)
+    if mode == "selective" and not tiles and not compiling and _derives(config, x):
+        with deriving():
+            return block(x, sequences)
     products = partial(_Products, config)
     if not tiles or mode in ("full", "offload"):
         return recomputed(mode, products, block, x, sequences)
     # Tiles keep no matmul, and would be recomputed once more inside.
     return transform(recomputed(mode, products, attend, x, sequences))
+
+
+def _derives(config: ModelConfig, x: Tensor) -> bool:
+    """Return whether each of what selective checkpointing computes again can be by itself.
+
+    Not masks of dropout, scores, casts beside adapters, or an RMSNorm that is composed of other
+    operators, which keep more than its input.
+    """
+    if config.dropout > 0.0 or config.lora is not None or not fuses_scores(config):
+        return False
+    return fused.takes(x) or (config.norm == "layer" and not config.qk_norm)
 
 
 def recomputed(
@@ -142,37 +158,6 @@ def _tiled(
 def by_tiles(function: Callable[[Tensor], Tensor], rows: Tensor, tile: int) -> list[Tensor]:
     """Apply `function` to rows [1, N, d], at most `tile` of them at a time."""
     return [function(part) for part in rows.split(tile, dim=1)]
-
-
-def keeping(
-    config: ModelConfig,
-) -> Callable[[Tensor, Callable[[Tensor], Tensor], Tensor], contextlib.AbstractContextManager[Any]]:
-    """(result, compute, source) -> a context in which backward is left `source`, where it would be
-    the `result`, compute(source): the widest tensor of a block, for one kernel more in backward.
-
-    Without effect where checkpointing decides what is kept, where the activation does not keep its
-    source anyway, and in compiled blocks, whose compiler recomputes by itself.
-    """
-    checkpointed = config.activation_checkpointing != "none" or config.mlp_tile is not None
-    if checkpointed or config.activation not in KEEP_THEIR_INPUT:
-        return lambda *_: contextlib.nullcontext()
-    return _keeping_source
-
-
-def _keeping_source(
-    result: Tensor, compute: Callable[[Tensor], Tensor], source: Tensor
-) -> contextlib.AbstractContextManager[Any]:
-    if torch.compiler.is_compiling():
-        return contextlib.nullcontext()
-    storage = result.untyped_storage()._cdata
-
-    def pack(saved: Tensor) -> Tensor | None:
-        return None if saved.untyped_storage()._cdata == storage else saved
-
-    def unpack(kept: Tensor | None) -> Tensor:
-        return compute(source) if kept is None else kept
-
-    return saved_tensors_hooks(pack, unpack)
 
 
 def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:

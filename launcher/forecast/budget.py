@@ -31,7 +31,9 @@ class Costs:
     least: int
     """If it recomputes everything."""
     products: Mapping[str, int]
-    """Added by each product that it keeps."""
+    """Added by each product that it keeps, alone."""
+    together: int
+    """Added by all of them."""
     most: int
     """If it keeps everything."""
 
@@ -67,11 +69,13 @@ def spent(budget_bytes: int, layers: int, costs: Costs, flops: Mapping[str, floa
     # Attention with dropout keeps nothing, and is recomputed all the same.
     worth = [name for name in PRODUCTS if costs.products[name]]
     worth.sort(key=lambda name: -flops[name] / costs.products[name])
+    each = dict(costs.products)
+    each[worth[-1]] += max(0, costs.together - sum(each.values()))  # no more blocks keep all
     keepers = dict.fromkeys(PRODUCTS, 0)  # number of blocks that keep it: the last ones
     for name in worth:
-        keepers[name] = min(layers, left // costs.products[name])
-        left -= keepers[name] * costs.products[name]
-    rest = costs.most - costs.least - sum(costs.products.values())
+        keepers[name] = min(layers, left // each[name])
+        left -= keepers[name] * each[name]
+    rest = costs.most - costs.least - sum(each.values())
     whole = min(keepers[name] for name in worth)
     if rest > 0:
         whole = min(whole, left // rest)
@@ -99,7 +103,7 @@ def _probe(resolved: Resolved) -> Resolved:
     A block's output is kept by the next block, always if that one recomputes itself. The first
     block does not count: beside frozen weights it keeps less, since its input has no gradient.
     """
-    words = ["full", *(keeping([name]) for name in PRODUCTS), "full", "full", "none"]
+    words = ["full", *(keeping([name]) for name in PRODUCTS), "selective", *2 * ["full"], "none"]
     model = dataclasses.replace(
         resolved.model, layers=len(words), activation_checkpointing=spelled(words)
     )
@@ -108,15 +112,15 @@ def _probe(resolved: Resolved) -> Resolved:
 
 def _saved_flops(probe: Resolved) -> dict[str, float]:
     """FLOPs that keeping each product saves a block's backward."""
-    _, *products, least, _, _ = block_flops(probe)
+    _, *products, _, least, _, _ = block_flops(probe)
     return {name: least - flops for name, flops in zip(PRODUCTS, products, strict=True)}
 
 
 def _costs(probe: Resolved, world_size: int) -> Costs:
     trace = traced(probe, world_size=world_size, device_type=probe.config.loop.device)
-    _, *products, least, _, most = kept_bytes(trace)
+    _, *products, together, least, _, most = kept_bytes(trace)
     each = {name: size - least for name, size in zip(PRODUCTS, products, strict=True)}
-    return Costs(least=least, products=each, most=most)
+    return Costs(least=least, products=each, together=together - least, most=most)
 
 
 def _with(resolved: Resolved, text: str) -> Resolved:

@@ -36,7 +36,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama in parts": {**LLAMA, "tensor_parallel": 2},
     "llama in parts of sequences": {**LLAMA, "context_parallel": 2},
 }
-COSTS = Costs(least=10, products={"qkv": 30, "attention": 10, "proj": 10, "mlp-up": 40}, most=150)
+COSTS = Costs(
+    least=10, products={"qkv": 30, "attention": 10, "proj": 10, "mlp-up": 40}, together=90, most=150
+)
 FLOPS = {"qkv": 30.0, "attention": 40.0, "proj": 12.0, "mlp-up": 40.0}
 
 
