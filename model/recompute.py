@@ -102,10 +102,10 @@ def recomputing(
 def _derives(config: ModelConfig, x: Tensor) -> bool:
     """Return whether each of what selective checkpointing computes again can be by itself.
 
-    Not masks of dropout, scores, casts beside adapters, or an RMSNorm that is composed of other
-    operators, which keep more than its input.
+    Not masks of dropout, scores, or an RMSNorm that is composed of other operators, which keep more
+    than its input.
     """
-    if config.dropout > 0.0 or config.lora is not None or not fuses_scores(config):
+    if config.dropout > 0.0 or not fuses_scores(config):
         return False
     return fused.takes(x) or (config.norm == "layer" and not config.qk_norm)
 

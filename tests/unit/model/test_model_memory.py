@@ -184,13 +184,14 @@ def test_products_of_adapters_are_told_from_those_of_projections(
     def again(mode: str, *targets: LoraTarget) -> float:
         return (count(mode, *targets) - count("none", *targets)) / CONFIG.layers
 
-    # An adapter's second product is never kept, its first with its target's.
-    assert again("selective", "qkv") == 1
+    # An adapter's second product is never kept, its first with its target's; where all are, backward
+    # asks for neither.
+    assert again("selective", "qkv") == 0
     assert again("keep=proj,mlp-up", "qkv") == 3 + 1
     # Quantised weights save their bytes behind their product, also the MLP's second.
     assert again("keep=qkv", "proj") == 1 + 3 + 1 + (kind != "none")
     # Behind the MLP's second projection is an adapter, up to which all is passed once more.
-    assert again("selective", "qkv", "proj", "mlp") == 3
+    assert again("selective", "qkv", "proj", "mlp") == 0
     assert again("keep=qkv,attention,proj", "qkv", "proj", "mlp") == 2 + 3 + 2
     assert again("keep=mlp-up", "mlp") == 3 + 1
 
