@@ -1,7 +1,7 @@
 """Tensors that backward computes again from what is kept anyway, where autograd would save both.
 
 Selective checkpointing of the project's own blocks, whose matmuls are kept: what is left to compute
-again are norms, activations and casts, each by itself when its backward comes. `recompute` has the
+again are norms, activations and casts, each by itself when its backward comes. `selective` has the
 general way, which runs a whole block again under a dispatch mode.
 """
 

@@ -23,7 +23,7 @@ from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.lora_config import BLOCK, Lora, LoraTarget
 from launcher.model.loss import compute_dtype
 from launcher.model.parts import parts_of
-from launcher.model.recompute import as_one
+from launcher.model.selective import as_one
 
 PACKED: Final = ".packed"
 """Suffix of a quantised weight's name."""

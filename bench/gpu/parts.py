@@ -78,6 +78,7 @@ def strategies() -> Iterator[Part]:
         "zero3": (35, "--zero", "3"),
         "zero2": (35, "--zero", "2"),
         "zero1": (25, "--zero", "1"),
+        "selective": (25, "--activation-checkpointing", "selective"),
         "activations-offloaded": (20, "--activation-checkpointing", "offload"),
     }
     for name, (budget_s, *flags) in choices.items():

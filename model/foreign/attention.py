@@ -34,7 +34,7 @@ _BY_LENGTH: Final = ("dynamic", "longrope")
 def attention_modules(causal: Any) -> list[nn.Module]:
     """Return the modules of the blocks that call transformers' attention functions."""
     blocks = parts_of(causal).blocks
-    return [module for module in blocks.modules() if _calls(module)]
+    return [module for module in blocks.modules() if calls_attention(module)]
 
 
 def key_heads(causal: Any, heads: int) -> int | None:
@@ -72,6 +72,11 @@ def _obstacles(config: ForeignConfig) -> Iterator[str]:
         for kind in kinds.values() if isinstance(kinds, dict) else [kinds]:
             if kind in _BY_LENGTH:
                 yield f"has rotary positions of the type {kind}, by the length of a sequence"
+
+
+def calls_attention(module: nn.Module) -> bool:
+    """Return whether a module calls transformers' attention functions."""
+    return bool(_calls(module))
 
 
 def _calls(module: nn.Module) -> list[ast.Call]:

@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Self
 
 import torch
@@ -20,7 +20,8 @@ from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_functi
 from launcher.model.foreign.patches import patch_transformers, separated_at
 from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
-from launcher.model.recompute import AllProducts, recomputed
+from launcher.model.recompute import recomputed
+from launcher.model.selective import AllProducts, seen
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
 """Attributes that a mixture of experts has where transformers computes its router loss."""
@@ -55,7 +56,7 @@ class ForeignDecoder(nn.Module):
         words = config.checkpointing.blocks(config.layers)
         for block, word in zip(parts_of(self).blocks, words, strict=True):
             if word != "none":
-                block.forward = _recomputing(block.forward, word, config)
+                block.forward = _recomputing(block, word, config)
 
     def forward(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
@@ -105,18 +106,34 @@ class ForeignDecoder(nn.Module):
         return self
 
 
-def _recomputing(
-    forward: Callable[..., Any], mode: str, config: ForeignConfig
-) -> Callable[..., Any]:
+def _recomputing(block: nn.Module, mode: str, config: ForeignConfig) -> Callable[..., Any]:
     """Have backward compute a block again; inside its forward, so that FSDP gathers it once."""
+    forward = block.forward
     products = partial(AllProducts, None if config.lora is None else config.lora.rank)
+    shows = cache(partial(_shows_products, block, config))
 
     def recomputing(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return recomputed(mode, products, forward, *args, **kwargs)
+        eager = mode == "selective" and not torch.compiler.is_compiling()
+        return recomputed(
+            *(mode, products, forward, *args), sees_all=not (eager and shows()), **kwargs
+        )
 
     return recomputing
+
+
+def _shows_products(block: nn.Module, config: ForeignConfig) -> bool:
+    """Show selective checkpointing the modules with matrices, once all are what they will be, and
+    return whether these and transformers' attention make all products of a block."""
+    from launcher.model.foreign.attention import calls_attention
+
+    known = USERS not in config.fields and any(map(calls_attention, block.modules()))
+    for module in block.modules() if known else ():
+        shapes = [getattr(p, "ds_shape", p.shape) for p in module.parameters(recurse=False)]
+        if any(len(shape) > 1 for shape in shapes):
+            module.forward = seen(module.forward)
+    return known
 
 
 def silence_imports() -> None:

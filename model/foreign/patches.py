@@ -1,4 +1,4 @@
-"""Two functions of transformers 5.23 that do otherwise here; in a version without them, nothing."""
+"""Functions of transformers 5.23 that do otherwise here; where a version lacks one, nothing."""
 
 import contextlib
 import threading
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from launcher.model.selective import seen
 
 _here = threading.local()
 
@@ -30,12 +32,16 @@ def separated_at(starts: Tensor | None) -> Iterator[None]:
 
 @cache
 def patch_transformers() -> None:
-    """Have its masks ask `separated_at`, and its grouped experts heed autocast."""
+    """Have its masks ask `separated_at`, its grouped experts heed autocast, and its fused attention
+    be seen by selective checkpointing."""
     from transformers import masking_utils
     from transformers.integrations import moe
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     _replace(masking_utils, "find_packed_sequence_indices", _documents)
     _replace(moe, "_grouped_mm", _product)
+    if "sdpa" in ALL_ATTENTION_FUNCTIONS:
+        ALL_ATTENTION_FUNCTIONS.register("sdpa", seen(ALL_ATTENTION_FUNCTIONS["sdpa"]))
 
 
 def _replace(module: ModuleType, name: str, by: Callable[..., Any]) -> None:

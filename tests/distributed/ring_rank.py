@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from launcher.model.attention.dense import eager
 from launcher.model.attention.kernel import dense_mask
-from launcher.model.recompute import AllProducts, selective_contexts
+from launcher.model.selective import AllProducts, selective_contexts
 from launcher.parallel.context.ring import ring
 from launcher.parallel.groups import ContextGroup
 from launcher.parallel.mesh import ContextRank

@@ -29,7 +29,7 @@ from launcher.model.foreign.matrices import (
     SUMMED,
     matrix_styles,
 )
-from launcher.model.recompute import as_one
+from launcher.model.selective import as_one
 from launcher.parallel.groups import TensorGroup
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.tensor.layers import replicated

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from launcher.model.layers import normalized
 from launcher.model.loss import compute_dtype
-from launcher.model.recompute import as_one
+from launcher.model.selective import as_one
 from launcher.parallel.groups import TensorGroup
 
 

@@ -31,7 +31,8 @@ from launcher.model.linears import fp8_linears
 from launcher.model.lora_config import Lora
 from launcher.model.loss import linear_cross_entropy
 from launcher.model.parts import parts_of
-from launcher.model.recompute import AllProducts, recomputed
+from launcher.model.recompute import recomputed
+from launcher.model.selective import AllProducts
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import states_of
 from launcher.strategies.build_inputs import _to_fp8, materialize_whole

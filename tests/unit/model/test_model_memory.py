@@ -184,8 +184,8 @@ def test_products_of_adapters_are_told_from_those_of_projections(
     def again(mode: str, *targets: LoraTarget) -> float:
         return (count(mode, *targets) - count("none", *targets)) / CONFIG.layers
 
-    # An adapter's second product is never kept, its first with its target's; where all are, backward
-    # asks for neither.
+    # An adapter's second product is never kept, its first with its target's; backward asks for
+    # neither where all are.
     assert again("selective", "qkv") == 0
     assert again("keep=proj,mlp-up", "qkv") == 3 + 1
     # Quantised weights save their bytes behind their product, also the MLP's second.
