@@ -76,13 +76,15 @@ def cast_together(modules: Sequence[nn.Module], device_type: str) -> Iterator[No
     ]
     small = [each for each in found if each[2].numel() <= _MOST_ELEMENTS]
     groups = [small] if small else []
-    if derives():  # autocast's own casts would be kept for backward
+    spares = derives()
+    if spares:  # else autocast casts the others, and backward is left its casts
         groups += [[each] for each in found if each[2].numel() > _MOST_ELEMENTS]
     dtype = torch.get_autocast_dtype(device_type)
     for group in groups:
         weights = [weight for _, _, weight in group]
         casts = _CastTogether.apply(dtype, *weights)
-        _Recast(dtype, weights, casts)
+        if spares:
+            _Recast(dtype, weights, casts)
         # An instance's own attribute is found before its parameters, which stay what they are.
         for (module, name, _), cast in zip(group, casts, strict=True):
             module.__dict__[name] = cast
