@@ -19,8 +19,8 @@ product is computed twice (bench/results/step_budget.md: Llama's blocks 9.2 GiB,
 # What fused kernels save per token, block and element of the model's width, as bytes at the rate of
 # memory: steps of an H200, not compiled less compiled (bench/results/gpu-h200).
 SAVED_BYTES_GPT2: Final = 12
-"""GELU's backward, and sums of biases: 51.6 less 50.8 ms (`default/run`, `compile/bf16`). Under FSDP
-nothing: 54.9 less 67.8 ms (`strategies/fsdp`, `compile/fsdp`)."""
+"""GELU's backward, and sums of biases: 51.6 less 50.8 ms (`default/run`, `compile/bf16`). Nothing
+under FSDP: 54.9 less 67.8 ms (`strategies/fsdp`, `compile/fsdp`)."""
 SAVED_BYTES_LLAMA: Final = 0
 """50.6 less 52.4 ms (`default/llama`, `default/llama-compiled`): each of RoPE, RMSNorm and SwiGLU
 is one kernel without a compiler, too. Compiled blocks take less memory."""
