@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, Final
 
 from torch import nn
 
+from launcher.model.foreign.attention_calls import attention_calls, calls_attention, tree_of
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.decoder import skeleton
 from launcher.model.parts import parts_of
 
-_CALLED: Final = "attention_interface"
-"""Local name of the function that transformers looks up by the name of an implementation."""
 _KNOWN: Final = frozenset(
     {None, "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids"}
 )
@@ -59,12 +56,12 @@ def _obstacles(config: ForeignConfig) -> Iterator[str]:
         yield "carries a state from token to token"
     if len(modules) != config.layers:
         yield "computes attention in a way of its own"
-    given = {k.arg for m in modules for k in _calls(m)[0].keywords if not _is_sinks(k)}
+    given = {k.arg for m in modules for k in attention_calls(m)[0].keywords if not _is_sinks(k)}
     for name in sorted(given - _KNOWN, key=str):
         yield f"gives each head {name} besides its queries, keys and values"
     if "position_ids" not in inspect.signature(forward).parameters:
         yield "takes no positions of its tokens"
-    named = {node.id for node in ast.walk(_tree(forward)) if isinstance(node, ast.Name)}
+    named = {node.id for node in ast.walk(tree_of(forward)) if isinstance(node, ast.Name)}
     if other := sorted(n for n in named - _MASKS if n.startswith("create_") and "mask" in n):
         yield f"makes masks by {other[0]}"
     for module in causal.modules():
@@ -74,27 +71,5 @@ def _obstacles(config: ForeignConfig) -> Iterator[str]:
                 yield f"has rotary positions of the type {kind}, by the length of a sequence"
 
 
-def calls_attention(module: nn.Module) -> bool:
-    """Return whether a module calls transformers' attention functions."""
-    return bool(_calls(module))
-
-
-def _calls(module: nn.Module) -> list[ast.Call]:
-    """Return where the forward of a module calls an attention function."""
-    return _calls_in(type(module).forward)
-
-
-@cache
-def _calls_in(forward: Any) -> list[ast.Call]:
-    if _CALLED not in forward.__code__.co_varnames:
-        return []
-    nodes = ast.walk(_tree(forward))
-    return [n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == _CALLED]
-
-
 def _is_sinks(keyword: ast.keyword) -> bool:
     return keyword.arg == SINKS_ARGUMENT and getattr(keyword.value, "attr", "") == SINKS
-
-
-def _tree(function: Any) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(function)))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.model.foreign.adapters import adapt
+from launcher.model.foreign.attention_calls import calls_attention
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
 from launcher.model.foreign.patches import patch_transformers, separated_at
@@ -126,8 +127,6 @@ def _recomputing(block: nn.Module, mode: str, config: ForeignConfig) -> Callable
 def _shows_products(block: nn.Module, config: ForeignConfig) -> bool:
     """Show selective checkpointing the modules with matrices, once all are what they will be, and
     return whether these and transformers' attention make all products of a block."""
-    from launcher.model.foreign.attention import calls_attention
-
     known = USERS not in config.fields and any(map(calls_attention, block.modules()))
     for module in block.modules() if known else ():
         shapes = [getattr(p, "ds_shape", p.shape) for p in module.parameters(recurse=False)]

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from launcher.config.compile_choice import KEPT_SHARE
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import main as plan
+from launcher.model import selective
 from launcher.model.build import initial_value, new_decoder
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
@@ -270,6 +272,27 @@ def test_no_gradient_depends_on_what_is_recomputed(fields: Mapping[str, Any]) ->
     plain = found.pop("none")
     for mode, others in found.items():
         torch.testing.assert_close(others, plain, msg=lambda text: f"{mode}: {text}")  # noqa: B023
+
+
+def test_selective_looks_at_matrices_and_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: Counter[str] = Counter()
+    dispatch = selective._Selective.__torch_dispatch__
+
+    def counted(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        looked_at[func._schema.name] += 1
+        return dispatch(mode, func, types, args, kwargs)
+
+    monkeypatch.setattr(selective._Selective, "__torch_dispatch__", counted)
+    module = built(
+        foreign_config(ARCHITECTURES["gemma3_text"], activation_checkpointing="selective")
+    )
+    tokens = torch.randint(260, (2, 17))
+    module(tokens[:, :-1], tokens[:, 1:]).backward()
+    matrices = 7 * len(parts_of(module).blocks)
+    assert looked_at["aten::mm"] == 2 * matrices
+    assert looked_at["aten::_scaled_dot_product_flash_attention_for_cpu"] > 0
+    norms_and_activation = {"aten::rsqrt", "aten::pow", "aten::gelu", "aten::cos"}
+    assert not looked_at.keys() & norms_and_activation
 
 
 def test_compiled_blocks_have_the_gradients_of_others() -> None:
