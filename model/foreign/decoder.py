@@ -18,6 +18,7 @@ from launcher.model.foreign.adapters import adapt
 from launcher.model.foreign.attention_calls import calls_attention
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.head import ForeignHead, LogitFunction, logit_function
+from launcher.model.foreign.norms import fuse_norms
 from launcher.model.foreign.patches import patch_transformers, separated_at
 from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
@@ -161,6 +162,7 @@ def new_causal(document: str, attention: str) -> Any:
     with no_init_weights():
         causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._from_config(config)
     causal.tie_weights()
+    fuse_norms(causal)
     return causal
 
 
