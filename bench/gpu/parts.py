@@ -63,7 +63,10 @@ def default() -> Iterator[Part]:
 
 def kernels() -> Iterator[Part]:
     """Values of kernels against torch's operators and transformers' models, then their times."""
-    names = ("loss_kernel", "layer_kernels", "optim_kernels", "attention", "transformers")
+    names = (
+        *("loss_kernel", "layer_kernels", "optim_kernels", "foreign_norms"),
+        *("attention", "transformers"),
+    )
     files = (f"tests/gpu/test_{name}.py" for name in names)
     chosen = ("-n", "8", *files, "-k", "not flex and not compiled")
     yield tests("kernels", "values", 45, *chosen)
