@@ -133,7 +133,7 @@ def _fastest(setting: AttentionSetting) -> tuple[AttentionKind, str]:
         why = "the fused attention of this device"
         return "sdpa", why + (f", with {what} as a mask" if masks else "")
     able = {kind for kind, kernel in KERNELS.items() if kernel.runs(setting)}
-    if setting.documents:  # not run on a GPU yet
+    if setting.documents:  # not timed on a GPU yet
         able.discard("flash")
     newest = flash.implementation(setting.capability, setting.dropout, setting.window)
     if "flash" in able and newest in ("FA3", "FA4"):

@@ -1,4 +1,4 @@
-"""Norms of transformers by the project's kernel on a GPU, beside transformers' own forward there."""
+"""Norms of transformers by the project's kernel on a GPU, beside their own forward there."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"stream": (3, 17, 768), "heads": (2, 5, 12
 def norm_of(name: str, width: int, folder: Path) -> nn.Module:
     fields = json.loads((write_config(name, folder) / "config.json").read_text())
     modules = skeleton(foreign_config(fields).document, "auto").modules()
-    norm = next(module for module in modules if type(module).__name__.endswith("RMSNorm"))
+    norm: nn.Module = next(m for m in modules if type(m).__name__.endswith("RMSNorm"))
     norm._parameters["weight"] = nn.Parameter(torch.linspace(-0.5, 1.5, width, device=DEVICE))
     return norm
 
