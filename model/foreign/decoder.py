@@ -118,9 +118,8 @@ def _recomputing(block: nn.Module, mode: str, config: ForeignConfig) -> Callable
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         eager = mode == "selective" and not torch.compiler.is_compiling()
-        return recomputed(
-            *(mode, products, forward, *args), sees_all=not (eager and shows()), **kwargs
-        )
+        sees_all = not (eager and shows())
+        return recomputed(mode, products, forward, *args, sees_all=sees_all, **kwargs)
 
     return recomputing
 

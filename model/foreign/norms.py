@@ -22,7 +22,6 @@ _EPS: Final = ("variance_epsilon", "eps")
 _WIDTH: Final = 8
 _TOLERANCE: Final = 1e-5
 
-
 _fused: dict[type[nn.Module], type[nn.Module] | None] = {}
 """Class of transformers -> the same with our forward; None where that is not an RMSNorm's."""
 
