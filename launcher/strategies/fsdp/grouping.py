@@ -24,9 +24,15 @@ Python takes as long for a group of 1 MiB as for one of 100, and a GPU waits for
 """
 
 
-def block_groups(sizes_bytes: Sequence[int], device_type: str) -> list[range]:
-    """Layers of each group, from the bytes of each block as it computes."""
-    limit_bytes = SHARED_BYTES.get(device_type, 0)
+def block_groups(
+    sizes_bytes: Sequence[int], device_type: str, *, together: bool = True
+) -> list[range]:
+    """Layers of each group, from the bytes of each block as it computes.
+
+    Args:
+        together: small blocks are one group, as other trainers' are not.
+    """
+    limit_bytes = SHARED_BYTES.get(device_type, 0) if together else 0
     groups: list[range] = []
     held_bytes = 0
     for layer, size_bytes in enumerate(sizes_bytes):

@@ -39,13 +39,13 @@ def test_a_plan_without_steps_is_for_a_run_that_compiles_nothing() -> None:
 
 def test_candidates_of_long_runs_are_compiled_where_that_was_tested() -> None:
     found = compiled(asked("--steps=400000000"), {"steps"})
-    assert found["fsdp bf16 none"][-1]
+    assert found["ddp bf16 none"][-1]
     assert found["ddp bf16 full"][-1]
     for name, each in found.items():
-        tested = name.split()[0] in ("ddp", "fsdp", "fsdp-grad-op") and "bf16" in name
+        tested = name.split()[0] == "ddp" and "bf16" in name  # FSDP's save no time in bf16
         assert any(each) <= tested, name
     # A larger micro-batch without a global batch is more work in a step.
-    some = found["fsdp bf16 none"]
+    some = found["ddp bf16 none"]
     assert some == sorted(some)
     assert {False, True} == set(some)
 

@@ -49,7 +49,8 @@ def grouped(rank: Rank) -> list[ShardedGroup]:
     for p in rank.parameters:
         if (layer := block_of(p.name)) is not None:
             sizes_bytes[layer] += rank.computing_bytes(p) * p.elements
-    blocks = block_groups([*sizes_bytes.values()], rank.device_type)
+    together = not rank.resolved.of_another_trainer
+    blocks = block_groups([*sizes_bytes.values()], rank.device_type, together=together)
     found: dict[Group, ShardedGroup] = {}
     groups = groups_of((p.name for p in rank.parameters), blocks, tied=tied)
     for p, of in zip(rank.parameters, groups, strict=True):
