@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from launcher.model.foreign.config import ForeignConfig
+from launcher.strategies.fsdp import grouping
 from launcher.tools.plan_from.assess import Planned, plan_of
 from launcher.tools.plan_from.reading import read_source
 
@@ -48,6 +49,13 @@ def test_ddp_keeps_gradients_beside_its_buckets(tmp_path: Path) -> None:
     name = "gradients beside DDP's buckets"
     assert name in several.corrections
     assert several.allocated_bytes > once.allocated_bytes
+
+
+def test_fsdp_gathers_each_block_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "accelerate.yaml").write_text(f"{SHARDED}mixed_precision: bf16\n")
+    planned = plan(tmp_path, "accelerate.yaml").allocated_bytes
+    monkeypatch.setattr(grouping, "SHARED_BYTES", {})  # as our own engine does on a CPU
+    assert plan(tmp_path, "accelerate.yaml").allocated_bytes == planned
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
