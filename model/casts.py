@@ -96,7 +96,7 @@ def cast_together(modules: Sequence[nn.Module], device_type: str) -> Iterator[No
 
 
 class _Recast:
-    """Casts of a group's matrices again, in one launch as the first is asked for; each once."""
+    """Recast a group's matrices for backward: in one launch, when the first is needed."""
 
     def __init__(self, dtype: torch.dtype, weights: Sequence[Tensor], casts: Sequence[Tensor]):
         pairs = [pair for pair in zip(weights, casts, strict=True) if pair[0].dim() > 1]

@@ -1,8 +1,8 @@
-"""Tensors that backward computes again from what is kept anyway, where autograd would save both.
+"""Tensors that backward recomputes one by one, from others that autograd saves anyway.
 
-Selective checkpointing of the project's own blocks, whose matmuls are kept: what is left to compute
-again are norms, activations and casts, each by itself when its backward comes. `selective` has the
-general way, which runs a whole block again under a dispatch mode.
+Selective checkpointing of the project's own blocks, whose matmuls are saved: norms, activations and
+casts are recomputed when their backward needs them. `selective` has the general way, which reruns a
+whole block under a dispatch mode.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 Compute = Callable[[], Tensor]
-"""Makes a tensor once more, with the same bits."""
+"""Recomputes a tensor, with the same bits."""
 
 
 class _Derived(NamedTuple):
-    """What is saved in place of a tensor."""
+    """Placeholder that autograd saves instead of a tensor."""
 
     compute: Compute
     size: tuple[int, ...]
@@ -31,7 +31,7 @@ class _Derived(NamedTuple):
 
 
 class _Notes:
-    """How to compute tensors again, by their memory."""
+    """Registry of tensors to recompute, by their storage."""
 
     def __init__(self) -> None:
         self._computes: dict[int, Compute] = {}
@@ -65,7 +65,7 @@ _NOTES: ContextVar[_Notes | None] = ContextVar("_NOTES", default=None)
 
 @contextlib.contextmanager
 def deriving() -> Iterator[None]:
-    """Within, backward is left no tensor that was noted as `derived`."""
+    """Have autograd save placeholders for tensors that are noted as `derived` inside."""
     notes = _Notes()
     token = _NOTES.set(notes)
     try:
@@ -76,13 +76,15 @@ def deriving() -> Iterator[None]:
 
 
 def derives() -> bool:
-    """Return whether what is noted is not saved here."""
+    """Return whether noted tensors are recomputed here."""
     return not torch.compiler.is_compiling() and _NOTES.get() is not None
 
 
 def derived(tensor: Tensor, compute: Compute) -> None:
-    """Note that compute() gives `tensor` again, from what is saved anyway; not what it is a view
-    of."""
+    """Note that compute() recomputes `tensor` from what is saved anyway.
+
+    It must own its storage: each saved view of that is taken from what compute() returns.
+    """
     if derives():
         notes = _NOTES.get()
         assert notes is not None
@@ -90,7 +92,7 @@ def derived(tensor: Tensor, compute: Compute) -> None:
 
 
 def sparing(tensor: Tensor, compute: Compute) -> contextlib.AbstractContextManager[object]:
-    """Within, backward is left no `tensor`, which compute() gives again."""
+    """Have autograd save no `tensor` inside; backward recomputes it with compute()."""
     notes = _Notes()
     notes.note(tensor, compute)
     return saved_tensors_hooks(notes.pack, _unpack)

@@ -128,8 +128,8 @@ saves as well."""
 def keeping(
     config: ModelConfig,
 ) -> Callable[[Tensor, Compute], contextlib.AbstractContextManager[object]]:
-    """(result, compute) -> a context in which backward is not left the `result` of an activation,
-    which compute() gives again: the widest tensor of a block, for one kernel more in backward.
+    """(result, compute) -> a context in which autograd does not save the `result` of an activation;
+    backward recomputes it with compute(): the widest tensor of a block, for one kernel more.
 
     Without effect where checkpointing decides what is kept, where the activation does not keep its
     source anyway, and in compiled blocks, whose compiler recomputes by itself.

@@ -69,10 +69,10 @@ def recomputing(
 
 
 def _derives(config: ModelConfig, x: Tensor) -> bool:
-    """Return whether each of what selective checkpointing computes again can be by itself.
+    """Return whether selective checkpointing can recompute single tensors, and rerun no block.
 
-    Not masks of dropout, scores, or an RMSNorm that is composed of other operators, which keep more
-    than its input.
+    Masks of dropout, unfused scores, and an RMSNorm that is composed of several operators would all
+    be saved.
     """
     if config.dropout > 0.0 or not fuses_scores(config):
         return False
@@ -92,7 +92,7 @@ def recomputed(
 
     Args:
         products: makes what tells the products that are kept, if some are.
-        sees_all: as of `selective_contexts`.
+        sees_all: see `selective_contexts`.
     """
     again = partial(checkpoint, use_reentrant=False)
     out: T

@@ -1,5 +1,5 @@
-"""Selective checkpointing by operators: a dispatch mode keeps the results of some, and hands them
-back when a block is run again.
+"""Selective checkpointing of any block: a dispatch mode saves the results of some operators, and
+returns them when the block is rerun in backward.
 
 torch's own `create_selective_checkpoint_contexts` refuses any operator in the recomputation that
 it did not meet in the forward. Parameters that are gathered on demand (ZeRO-3) are fetched by
@@ -59,8 +59,8 @@ def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
 
 
 def seen(function: Callable[..., T]) -> Callable[..., T]:
-    """Return `function`, of which selective checkpointing sees the operators, also where it sees
-    those of nothing else (`selective_contexts`)."""
+    """Wrap a function whose operators pass the dispatch mode of selective checkpointing, also where
+    those of others do not (`selective_contexts`)."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> T:
@@ -77,8 +77,8 @@ def selective_contexts(
     """Make the contexts of forward and recomputation for `torch.utils.checkpoint`.
 
     Args:
-        sees_all: every operator passes the dispatch mode, which takes as long as two or three of
-            them; else those alone of functions that are `seen`.
+        sees_all: every operator passes the dispatch mode, at two or three times its own host time;
+            otherwise only those of functions that are `seen`.
     """
     kept: _Kept = defaultdict(deque)
     modes = _Selective(products(), kept), _Selective(products(), kept, recomputes=True)

@@ -1,6 +1,6 @@
-"""RMSNorms of transformers by the project's own kernel, where a GPU runs them.
+"""Fused RMSNorms for decoders of transformers on a GPU.
 
-In transformers each is five operators in fp32, and backward keeps what lies between them.
+Transformers composes each of five operators in fp32, whose intermediate results are all saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _fused: dict[type[nn.Module], type[nn.Module] | None] = {}
 
 
 class _Form(NamedTuple):
-    """How a class of norms computes."""
+    """Formula of a class of norms."""
 
     eps: str
     """Attribute that is added to the mean square."""
@@ -38,10 +38,7 @@ class _Form(NamedTuple):
 
 
 def fuse_norms(causal: nn.Module) -> None:
-    """Have each norm of a model be one kernel where `fused.takes_norm`.
-
-    Elsewhere nothing changes, nor for what computes anything else than an RMSNorm.
-    """
+    """Run each RMSNorm of a model as one kernel where `fused.takes_norm`; elsewhere unchanged."""
     for module in causal.modules():
         norm = type(module)
         if norm not in _fused:
@@ -52,7 +49,7 @@ def fuse_norms(causal: nn.Module) -> None:
 
 @torch.no_grad()
 def _form_of(module: nn.Module) -> _Form | None:
-    """Find out by numbers: a norm's own forward beside the formula; None where they differ."""
+    """Compare a norm's own forward with the formula, on numbers; None where they differ."""
     if _NAME not in type(module).__name__ or [*module._parameters] != ["weight"]:
         return None
     names = [name for name in _EPS if isinstance(getattr(module, name, None), float)]

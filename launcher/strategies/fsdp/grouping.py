@@ -30,7 +30,7 @@ def block_groups(
     """Layers of each group, from the bytes of each block as it computes.
 
     Args:
-        together: small blocks are one group, as other trainers' are not.
+        together: False for other trainers, which gather each block by itself.
     """
     limit_bytes = SHARED_BYTES.get(device_type, 0) if together else 0
     groups: list[range] = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from dispatched import Operators
 
 from launcher.model import casts, gpt
 from launcher.model.gpt import GPT
@@ -35,18 +35,6 @@ def gradients(module: GPT) -> dict[str, torch.Tensor]:
         assert parameter.grad is not None
         found[name] = parameter.grad
     return found
-
-
-class Operators(TorchDispatchMode):
-    """Counts what is dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counted: Counter[str] = Counter()  # operator -> times
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counted[func._schema.name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])

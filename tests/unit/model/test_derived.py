@@ -1,13 +1,12 @@
-"""What backward is not left and computes again, tensor by tensor."""
+"""Tensors that backward recomputes one by one."""
 
 import gc
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
+from dispatched import Operators
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.model import casts
 from launcher.model.derived import derived, derives, deriving, sparing
@@ -17,25 +16,13 @@ from launcher.model.sizes import named
 BLOCKS = 2
 
 
-class Operators(TorchDispatchMode):
-    """Counts what is dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counted: Counter[str] = Counter()  # operator -> times
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counted[func._schema.name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def step(mode: str, *, autocast: bool) -> tuple[list[Tensor], Counter[str]]:
+def step(mode: str) -> tuple[list[Tensor], Counter[str]]:
     """Loss and gradients of one step, and the operators of its backward."""
     torch.manual_seed(0)
     sizes = {"layers": BLOCKS, "d_model": 64, "heads": 4, "context": 32, "vocab_size": 128}
     module = GPT(named("nano", **sizes, activation_checkpointing=mode))
     tokens = torch.randint(128, (2, 32), generator=torch.Generator().manual_seed(1))
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = module(tokens, tokens)
     with Operators() as operators:
         loss.backward()
@@ -49,8 +36,8 @@ def test_selective_computes_norms_and_casts_again_to_the_same_bits(
 ) -> None:
     if most_cast_together is not None:  # others one by one, outside of autocast's cache
         monkeypatch.setattr(casts, "_MOST_ELEMENTS", most_cast_together)
-    none, backward = step("none", autocast=True)
-    selective, again = step("selective", autocast=True)
+    none, backward = step("none")
+    selective, again = step("selective")
     assert all(torch.equal(*pair) for pair in zip(none, selective, strict=True))
     added = again - backward
     groups = 1 if most_cast_together is None else 4
