@@ -31,7 +31,7 @@ PROMPT, TOKENS, PAIRS = 32, 64, 25
 LLAMA: dict[str, Any] = {
     **{"vocab_size": 8192, "context": 512, "layers": 8, "heads": 8, "kv_heads": 2, "d_model": 384},
     **{"d_ff": 1024, "position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 MODELS = {
     "gpt2-shaped": ModelConfig(vocab_size=8192, context=512, layers=8, heads=6, d_model=384),

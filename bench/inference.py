@@ -20,7 +20,7 @@ from runs import ROOT, environment, refuse_existing, train
 
 MODEL = ["--layers=4", "--d-model=256", "--heads=4", "--context=128", "--vocab-size=4096"]
 LLAMA = ["--position=rope", "--norm=rms", "--activation=swiglu", "--kv-heads=2", "--d-ff=704"]
-LLAMA += ["--no-attention-bias", "--no-mlp-bias"]
+LLAMA += ["--bias=none"]
 STEPS, MICRO_BATCH = 200, 8
 PATTERNS = ("mlp", "2:4")
 

@@ -11,12 +11,14 @@ from typing import Any, Literal
 from launcher.model.checkpointing import ActivationCheckpointing as ActivationCheckpointing
 from launcher.model.checkpointing import Checkpointing, parse
 from launcher.model.config_checks import (
+    biased,
     check_heads,
     check_loss_chunk,
     check_rope,
     check_window,
     require_one_of,
     require_positive,
+    spelled_bias,
 )
 from launcher.model.lora_config import Lora
 
@@ -69,12 +71,8 @@ class ModelConfig:
     """RMSNorm of each query and key head."""
     activation: Activation = "gelu"
     """gelu is GPT-2's tanh approximation; swiglu multiplies silu of one projection by another."""
-    attention_bias: bool = True
-    """Biases on the qkv and output projections of attention."""
-    qkv_bias: bool | None = None
-    """Biases on the qkv projection where they differ from the output's; None means they do not."""
-    mlp_bias: bool = True
-    """Biases on the MLP's projections."""
+    bias: str = "all"
+    """Projections with biases: some of qkv, proj and mlp with commas between, all, or none."""
     tied: bool = True
     """Use the token embedding as the output head; otherwise the head has its own weight."""
     dropout: float = 0.0
@@ -104,6 +102,7 @@ class ModelConfig:
         for field in ("kv_heads", "head_dim", "d_ff", "mlp_tile"):
             if getattr(self, field) is not None:
                 require_positive(field, getattr(self, field))
+        object.__setattr__(self, "bias", spelled_bias(biased(self.bias)))
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} is outside [0, 1); use 0 to turn it off.")
         if self.lora is not None:
@@ -177,10 +176,9 @@ class ModelConfig:
         """All rows of the MLP's first projection."""
         return sum(self.up_sizes)
 
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Return whether the qkv projection has a bias, with the default resolved."""
-        return self.attention_bias if self.qkv_bias is None else self.qkv_bias
+    def has_bias(self, projection: str) -> bool:
+        """Return whether qkv, proj or mlp has biases."""
+        return projection in biased(self.bias)
 
     @property
     def ffn_dim(self) -> int:
@@ -192,7 +190,7 @@ class ModelConfig:
         resolved, and None for those without effect."""
         found = {name: getattr(self, name) for name in WHAT_IT_COMPUTES}
         found |= {"d_ff": self.ffn_dim, "kv_heads": self.kv_head_count}
-        found |= {"head_dim": self.head_size, "qkv_bias": self.has_qkv_bias}
+        found["head_dim"] = self.head_size
         if self.position != "rope":
             found |= {"rope_theta": None, "rope_scaling": None}
         return found
@@ -201,10 +199,8 @@ class ModelConfig:
     def block_parameter_count(self) -> int:
         """Parameters of one block: two norms, attention, MLP."""
         qk_norms = 2 * self.head_size if self.qk_norm else 0
-        qkv_biases = self.qkv_dim if self.has_qkv_bias else 0
-        attention_biases = self.d_model if self.attention_bias else 0
-        mlp_biases = self.up_dim + self.d_model if self.mlp_bias else 0
-        vectors = qk_norms + qkv_biases + attention_biases + mlp_biases
+        rows = {"qkv": self.qkv_dim, "proj": self.d_model, "mlp": self.up_dim + self.d_model}
+        vectors = qk_norms + sum(rows[name] for name in biased(self.bias))
         matrices = self._block_matmul_parameter_count + self.block_adapter_count
         return matrices + 2 * self._norm_parameter_count + vectors
 
@@ -290,6 +286,6 @@ _CHOICES = {
 WHAT_IT_COMPUTES = (
     *("vocab_size", "context", "layers", "heads", "kv_heads", "head_dim", "d_model", "d_ff"),
     *("position", "rope_theta", "rope_scaling", "norm", "norm_eps", "qk_norm"),
-    *("activation", "attention_bias", "qkv_bias", "mlp_bias", "tied"),
+    *("activation", "bias", "tied"),
 )
 """The fields that give a model's weights their meaning."""

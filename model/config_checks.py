@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, get_args
+
+from launcher.model.lora_config import PROJECTIONS
 
 MOST_LAYERS = 100_000
 MOST_PER_DIMENSION = 2**31 - 1
@@ -27,6 +30,24 @@ def require_one_of(field: str, value: str, literal: Any) -> None:
     choices = get_args(literal)
     if value not in choices:
         raise ValueError(f"{field} {value!r} is unknown; choose one of {', '.join(choices)}.")
+
+
+def biased(text: str) -> tuple[str, ...]:
+    """Return the projections that `bias` names: some of qkv, proj and mlp; raises ValueError."""
+    names = {"all": PROJECTIONS, "none": ()}.get(text, tuple(text.split(",")))
+    if len({*PROJECTIONS} & {*names}) < len(names):
+        raise ValueError(
+            f"bias {text!r} must name some of {', '.join(PROJECTIONS)}, once each; or be all or "
+            "none."
+        )
+    return names
+
+
+def spelled_bias(names: Collection[str]) -> str:
+    """Return a `bias` of these projections, each set in one spelling."""
+    if len(names) in (0, len(PROJECTIONS)):
+        return "all" if names else "none"
+    return ",".join(sorted(names, key=PROJECTIONS.index))
 
 
 def check_heads(*, d_model: int, heads: int, kv_heads: int, head_dim: int | None) -> None:

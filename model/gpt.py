@@ -74,11 +74,11 @@ class Attention(nn.Module):
         self.window = config.window
         self.dropout = config.dropout
         self.sizes = list(config.qkv_sizes)
-        self.qkv = linear(config, "qkv", config.d_model, *self.sizes, bias=config.has_qkv_bias)
+        self.qkv = linear(config, "qkv", config.d_model, *self.sizes, bias=config.has_bias("qkv"))
         self.normed = config.qk_norm
         self.q_norm = head_norm(config)
         self.k_norm = head_norm(config)
-        inner, bias = config.attention_dim, config.attention_bias
+        inner, bias = config.attention_dim, config.has_bias("proj")
         self.proj = linear(config, "proj", inner, config.d_model, bias=bias)
         self.residual_dropout = nn.Dropout(config.dropout)
 
@@ -114,7 +114,7 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        bias = config.mlp_bias
+        bias = config.has_bias("mlp")
         self.fc = linear(config, "mlp", config.d_model, *config.up_sizes, bias=bias)
         self.out = linear(config, "mlp", config.ffn_dim, config.d_model, bias=bias)
         self.activation = ACTIVATIONS[config.activation]

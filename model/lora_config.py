@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 LoraTarget = Literal["qkv", "proj", "mlp"]
-TARGETS: Final[tuple[LoraTarget, ...]] = ("qkv", "proj", "mlp")
+PROJECTIONS: Final[tuple[LoraTarget, ...]] = ("qkv", "proj", "mlp")
 MOST_RANK: Final = 65_536
 BLOCK: Final = 64
 """Elements of a quantised weight that share a scale; a row is a multiple of it."""
@@ -56,13 +56,14 @@ class Lora:
 
     def check_own_targets(self) -> None:
         """Refuse targets that our own decoder does not have; raises ValueError."""
-        if not {*TARGETS}.issuperset(self.targets):
+        if not {*PROJECTIONS}.issuperset(self.targets):
             raise ValueError(self._wrong_targets())
 
     def _wrong_targets(self) -> str:
         given = ",".join(self.targets)
         return (
-            f"lora_targets {given!r} must name some of {', '.join(TARGETS)}, once each; or be all."
+            f"lora_targets {given!r} must name some of {', '.join(PROJECTIONS)}, once each; or be "
+            "all."
         )
 
     @property

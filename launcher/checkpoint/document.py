@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from annotated_types import Interval
 
+from launcher.config.old_names import with_bias
 from launcher.util.errors import UserError
 
 T = TypeVar("T")
@@ -68,9 +69,16 @@ def read_document(path: Path, kind: type[T]) -> T:
     if not matches:
         raise damaged(path, INDEX_NAME, "does not match its own checksum")
     try:
-        return strictly(kind, json.dumps(document["content"]))
+        return strictly(kind, json.dumps(_in_todays_names(document["content"])))
     except ValueError as error:
         raise damaged(path, INDEX_NAME, str(error)) from None
+
+
+def _in_todays_names(content: Any) -> Any:
+    extra = content.get("extra") if isinstance(content, dict) else None
+    if isinstance(extra, dict) and isinstance(extra.get("model"), dict):
+        return {**content, "extra": {**extra, "model": with_bias(extra["model"])}}
+    return content
 
 
 def write_document(path: Path, content: Any) -> None:

@@ -9,6 +9,7 @@ from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from launcher.checkpoint.document import Count
+from launcher.config import old_names
 from launcher.config.model import ModelChoice
 from launcher.config.schema import field_types
 from launcher.model.config import ModelConfig
@@ -72,5 +73,6 @@ def saved_model(extra: Extra) -> ModelConfig | None:
     model, config = extra.get("model"), extra.get("config")
     if model is not None or config is None:
         return model
+    config = old_names.in_file(config, noted=False)
     names = {field.name for field in dataclasses.fields(ModelChoice)} & config.keys()
     return ModelChoice(**{name: config[name] for name in names}).build()

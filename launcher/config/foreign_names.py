@@ -37,6 +37,7 @@ _ANSWERS: Final[Mapping[str, str]] = {
     "--init-from FOLDER (its weights), or --model NAME (its shape)": "model_name_or_path "
     "model_name base_model pretrained_model_name_or_path model_id",
     "--data": "dataset dataset_name dataset_path train_file data_path datasets training.dataset",
+    "--bias none": "disable_bias_linear",
     "--data-field": "dataset_text_field text_column",
     "--tokenizer": "tokenizer_name tokenizer_path tokenizer_name_or_path model.tokenizer_path",
     "--schedule": "lr_scheduler_type lr_scheduler lr_decay_style",

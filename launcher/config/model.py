@@ -14,8 +14,9 @@ from launcher.config.transformers_config import (
 )
 from launcher.model import config as shapes
 from launcher.model.checkpointing import parse
+from launcher.model.config_checks import biased, spelled_bias
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.lora_config import MOST_RANK, TARGETS, Lora
+from launcher.model.lora_config import MOST_RANK, PROJECTIONS, Lora
 from launcher.model.sizes import CUSTOM, known_name, named
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags, flag, require_at_most, require_range
@@ -78,12 +79,8 @@ class ModelChoice:
     """RMSNorm of each query and key head."""
     activation: shapes.Activation | None = None
     """Activation of the MLP; swiglu multiplies it with a second projection."""
-    attention_bias: bool | None = None
-    """Biases in the QKV and output projections of attention."""
-    qkv_bias: bool | None = None
-    """Biases in the QKV projection where they differ from the output's."""
-    mlp_bias: bool | None = None
-    """Biases in the MLP."""
+    bias: str | None = None
+    """Projections with biases: some of qkv, proj and mlp with commas between, all, or none."""
     tied: bool | None = None
     """Share the token embedding's weight with the output head."""
     dropout: float | None = None
@@ -127,9 +124,11 @@ class ModelChoice:
             object.__setattr__(self, "model", known_name(self.model) or self.model)
         try:
             text = parse(self.activation_checkpointing).text
+            bias = None if self.bias is None else spelled_bias(biased(self.bias))
         except ValueError as error:
             raise UserError(str(error)) from None
         object.__setattr__(self, "activation_checkpointing", text)
+        object.__setattr__(self, "bias", bias)
 
     @property
     def label(self) -> str:
@@ -195,7 +194,7 @@ class ModelChoice:
             rank=self.lora_rank,
             alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
             dropout=self.lora_dropout,
-            targets=TARGETS if names == ("all",) else names,
+            targets=PROJECTIONS if names == ("all",) else names,
             rslora=self.rslora,
         )
 

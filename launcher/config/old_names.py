@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from launcher.model.config_checks import spelled_bias
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags, flag
 
@@ -77,6 +78,7 @@ REMOVED: Final[Mapping[str, Removed]] = {
     ),
 }
 
+_BIASES = ("attention_bias", "qkv_bias", "mlp_bias")
 _noted: set[str] = set()
 
 
@@ -91,7 +93,32 @@ def in_flags(tokens: Sequence[str]) -> list[str]:
     Raises:
         UserError: a removed flag that has no equivalent.
     """
-    return [today for token in tokens for today in _today(token)]
+    biases: dict[str, bool] = {}
+    left: list[str] = []
+    for token in tokens:
+        own, _, value = token.partition("=")
+        name = own.removeprefix("--no-").removeprefix("--").replace("-", "_")
+        if name in _BIASES and own.startswith("--"):
+            biases[name] = value == "True" if value else not own.startswith("--no-")
+            _note(name, f"{own} was removed and goes with 0.4: use --bias qkv,proj,mlp")
+        else:
+            left += _today(token)
+    return [*left, *(f"{flag(name)}={value}" for name, value in with_bias(biases).items())]
+
+
+def with_bias(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with `bias` in place of the previous version's three; one that is not given
+    has the value that goes best with the others."""
+    attention, qkv, mlp = (fields.get(name) for name in _BIASES)
+    left = {name: value for name, value in fields.items() if name not in _BIASES}
+    if attention is qkv is mlp is None:
+        return left
+    if mlp is None:
+        mlp = attention is not False and qkv is None
+    if attention is None:
+        attention = not qkv
+    has = {"qkv": attention if qkv is None else qkv, "proj": attention, "mlp": mlp}
+    return left | {"bias": spelled_bias([name for name, biased in has.items() if biased])}
 
 
 def _today(token: str) -> Iterator[str]:
@@ -126,7 +153,7 @@ def in_file(content: Mapping[str, Any], *, noted: bool = True) -> dict[str, Any]
     """
     fields: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
-    for key, value in content.items():
+    for key, value in with_bias(content).items():
         gone = REMOVED.get(key)
         if key in RENAMED:
             if noted:

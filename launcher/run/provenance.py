@@ -34,7 +34,7 @@ from launcher.util.flags import as_flags, flag
 CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES
 REPORTED_OF_MODEL = ("dropout", "window", "attention", "sdpa_backend", "quantize_base")
 LONGEST_SHOWN = 400
-_FOLLOW = ("kv_heads", "head_dim", "qkv_bias")
+_FOLLOW = ("kv_heads", "head_dim")
 REPORTED_OF_RUN = (
     *("data", "data_field", "mask_prompt", "document_attention"),
     *("seq_len", "global_batch", "steps", "seed"),

@@ -39,7 +39,7 @@ _STRATEGIES = {
 _IN_BF16 = ("--grad-accum-dtype=bf16",)
 ROPE: dict[str, Any] = {
     **{"kv_heads": 2, "head_dim": 24, "position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"d_ff": 96, "qk_norm": True, "attention_bias": False, "qkv_bias": True, "mlp_bias": False},
+    **{"d_ff": 96, "qk_norm": True, "bias": "qkv"},
 }
 _ROPE_FLAGS = tuple(f"--{name.replace('_', '-')}={value}" for name, value in ROPE.items())
 

@@ -33,8 +33,7 @@ BASE: Mapping[str, Any] = {
 }
 TWO_BLOCKS = 450_000  # bytes that two blocks have, and three have not
 LR = {"sgd": 0.1, "adafactor": 0.1}  # what lowers the loss in so few steps
-_NO_BIASES = {"attention_bias": False, "mlp_bias": False}
-_LLAMA = {"kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu", **_NO_BIASES}
+_LLAMA = {"kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu", "bias": "none"}
 _ADAPTERS = {"random_base": True, "lora_targets": "all", "lora_alpha": 64.0}
 # Adapters beside weights that nobody has trained: alpha so large that they matter.
 OURS: Mapping[str, Mapping[str, Any]] = {
@@ -104,7 +103,7 @@ APART = {
     *("--offload-optimizer nvme", "--offload-param nvme"),  # test_offload_nvme
     *("--precision fp32", "--optimizer adamw", "--clip C"),  # what is done anyway
     *("--norm rms", "--activation swiglu", "--kv-heads N", "--head-dim N", "--qk-norm"),
-    "--qkv-bias",  # with --position rope, all at once
+    "--bias",  # with --position rope, all at once
 }
 # bf16 has 8 bits of mantissa. Muon orthogonalises in bf16, whose rounding depends on what else a
 # rank's call holds; blocks of 8 bits begin where a rank's range begins.

@@ -5,7 +5,7 @@ from pathlib import Path
 _BF16 = "--precision=bf16"
 _LLAMA = (
     *("--kv-heads=2", "--position=rope", "--norm=rms", "--activation=swiglu", "--d-ff=96"),
-    *("--attention-bias=False", "--mlp-bias=False", "--tied=False"),
+    *("--bias=none", "--tied=False"),
 )
 
 BUCKET = f"--deepspeed={Path(__file__).with_name('bucket-3000.json')}"

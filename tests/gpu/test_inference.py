@@ -22,7 +22,7 @@ pytestmark = [
 SHAPE: dict[str, Any] = {
     **{"vocab_size": 257, "context": 64, "layers": 2, "heads": 4, "kv_heads": 2, "d_model": 64},
     **{"d_ff": 128, "position": "rope", "norm": "rms", "activation": "swiglu", "window": 9},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 LLAMA = ModelConfig(**SHAPE)
 

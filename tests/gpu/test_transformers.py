@@ -27,7 +27,7 @@ COMMON: dict[str, Any] = {"vocab_size": VOCABULARY, "context": 256, "layers": 2,
 ROPE: dict[str, Any] = {
     **{**COMMON, "d_ff": 640, "heads": 4, "kv_heads": 2, "head_dim": 64},
     **{"position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {**COMMON, "heads": 4},

@@ -23,7 +23,7 @@ from launcher.checkpoint.pretrained.weight_files import opened_safetensors
 from launcher.config.init_from import ADAPTER_CONFIG
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
-from launcher.model.lora_config import TARGETS, Lora
+from launcher.model.lora_config import PROJECTIONS, Lora
 from launcher.strategies.flat_shards import Shard
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
@@ -204,7 +204,7 @@ class PeftFolder:
                 rank=rank,
                 alpha=alpha,
                 dropout=float(settings["lora_dropout"]),
-                targets=tuple(sorted(targets, key=[*TARGETS, *sorted(targets)].index)),
+                targets=tuple(sorted(targets, key=[*PROJECTIONS, *sorted(targets)].index)),
                 rslora=settings["use_rslora"],
             )
         except ValueError as error:

@@ -40,7 +40,7 @@ _ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}
 ROPE_DECODER: Final = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 96, "tied": False},
     **{"kv_heads": 2, "head_dim": 48, "qk_norm": True},
-    **{"attention_bias": False, "qkv_bias": True, "mlp_bias": False},
+    "bias": "qkv",
 }
 
 # Technique as written -> fields it sets. Equal rows of one group are shown as one.
@@ -48,7 +48,7 @@ GROUPS: Final[Sequence[Mapping[str, Mapping[str, Any]]]] = (
     dict.fromkeys(
         (
             *("--position rope", "--norm rms", "--activation swiglu", "--kv-heads N"),
-            *("--head-dim N", "--qk-norm", "--qkv-bias"),
+            *("--head-dim N", "--qk-norm", "--bias"),
         ),
         ROPE_DECODER,
     ),

@@ -9,6 +9,7 @@ from typing import Final
 from launcher.config.families.base import Family
 from launcher.config.families.fields import (
     activation,
+    biases,
     dropout,
     gated_window,
     only,
@@ -17,6 +18,7 @@ from launcher.config.families.fields import (
 )
 from launcher.config.families.rope import ROPE
 from launcher.model.config import Activation
+from launcher.model.lora_config import PROJECTIONS
 
 # Three ways to compute one tanh approximation; they differ by rounding.
 _GPT2_ACTIVATIONS: dict[str, Activation] = {
@@ -70,7 +72,7 @@ GPT2 = Family(
     transposed=True,
 )
 
-_OPTIONS = {"position": "rope", "norm": "rms", "attention_bias": False, "mlp_bias": False}
+_OPTIONS = {"position": "rope", "norm": "rms", "bias": "none"}
 _SIZES = (
     value("vocab_size", "vocab_size", int),
     value("max_position_embeddings", "context", int),
@@ -86,7 +88,6 @@ _UNTIED = value("tie_word_embeddings", "tied", bool, False)
 _NO_DROPOUT = only("attention_dropout", 0.0)
 _COMMON = (*_SIZES, _SWIGLU, _RMS_EPS, ROPE, _UNTIED, _NO_DROPOUT)
 """Fields that all of them have."""
-_ATTENTION_BIAS = value("attention_bias", "attention_bias", bool, False)
 
 _TENSORS = {
     "wte": ("model.embed_tokens",),
@@ -112,8 +113,7 @@ LLAMA = Family(
         *_COMMON,
         value("num_key_value_heads", "kv_heads", int, optional=True),
         _HEAD_DIM,
-        _ATTENTION_BIAS,
-        value("mlp_bias", "mlp_bias", bool, False),
+        biases(attention_bias=("qkv", "proj"), mlp_bias=("mlp",)),
         only("pretraining_tp", 1),
         only("rope_interleaved", False),
     ),
@@ -143,7 +143,7 @@ MISTRAL = Family(
 QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
-    fixed={**_OPTIONS, "qkv_bias": True},
+    fixed={**_OPTIONS, "bias": "qkv"},
     fields=(
         *_COMMON,
         value("num_key_value_heads", "kv_heads", int, 32, optional=True),
@@ -164,7 +164,7 @@ QWEN3 = Family(
         *_COMMON,
         value("num_key_value_heads", "kv_heads", int, 32, optional=True),
         value("head_dim", "head_dim", int, 128),
-        _ATTENTION_BIAS,
+        biases(attention_bias=("qkv", "proj")),
         gated_window(),
     ),
     tensors={
@@ -188,8 +188,7 @@ STARCODER2 = Family(
         value("norm_epsilon", "norm_eps", float, 1e-5),
         ROPE,
         window(default=None),
-        value("use_bias", "attention_bias", bool, True),
-        value("use_bias", "mlp_bias", bool, True),
+        biases(True, use_bias=PROJECTIONS),
         value("tie_word_embeddings", "tied", bool, True),
         dropout(("attention_dropout", "residual_dropout", "embedding_dropout"), 0.0),
         only("norm_type", "layer_norm"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from launcher.config.families.fields import ConfigJson, Field, only
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
+from launcher.model.config_checks import biased
 from launcher.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(?:blocks\.(?P<layer>\d+)\.)?(?P<module>.+)\.(?P<kind>weight|bias)")
 _LINEAR = re.compile(r"\.(attn|mlp)\.\w+\.weight$")
-_BIASES = ("attention_bias", "qkv_bias", "mlp_bias")
 
 # Fields that any config.json may have and that change nothing of what a decoder computes.
 _HARMLESS = {
@@ -184,7 +184,6 @@ def spelled_out(config: ModelConfig) -> ModelConfig:
         kv_heads=config.kv_head_count,
         head_dim=config.head_size,
         d_ff=config.ffn_dim,
-        qkv_bias=config.has_qkv_bias,
         rope_theta=10_000.0 if learned else config.rope_theta,
         window=None if window is None or window >= config.context - 1 else window,
     )
@@ -197,13 +196,13 @@ def differences(mine: ModelConfig, theirs: ModelConfig) -> list[str]:
         name
         for name in (*WHAT_IT_COMPUTES, "window")
         if getattr(mine, name) != getattr(theirs, name)
-        and (name not in _BIASES or getattr(mine, name))
+        and (name != "bias" or {*biased(mine.bias)} - {*biased(theirs.bias)})
     ]
 
 
 def bias_count(config: ModelConfig) -> int:
-    """Count the kinds of biases of a model, spelled out."""
-    return sum(getattr(config, name) for name in _BIASES)
+    """Count the projections with biases."""
+    return len(biased(config.bias))
 
 
 def check_token_ids(document: Mapping[str, Any], vocab_size: int, path: Path) -> None:

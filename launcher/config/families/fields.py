@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.model.config import Activation, ModelConfig
-from launcher.model.config_checks import MOST_LAYERS, MOST_PER_DIMENSION
+from launcher.model.config_checks import MOST_LAYERS, MOST_PER_DIMENSION, spelled_bias
 from launcher.util.errors import UserError
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -101,6 +101,29 @@ def value(
         return {ours: found}
 
     return Field(read, lambda config: {theirs: getattr(config, ours)}, theirs, ours)
+
+
+def biases(default: bool = False, /, **projections: Sequence[str]) -> Field:
+    """Return the fields that say whether projections have biases.
+
+    Args:
+        default: of transformers where a field is left out.
+        projections: those that each of their fields is about.
+    """
+
+    def read(document: ConfigJson) -> Mapping[str, Any]:
+        names = [
+            name
+            for theirs, ours in projections.items()
+            if document.value(theirs, bool, default)
+            for name in ours
+        ]
+        return {"bias": spelled_bias(names)}
+
+    def write(config: ModelConfig) -> Mapping[str, Any]:
+        return {theirs: config.has_bias(ours[-1]) for theirs, ours in projections.items()}
+
+    return Field(read, write)
 
 
 def only(theirs: str, supported: Any) -> Field:

@@ -73,9 +73,9 @@ def kind_of(model: ModelConfig) -> str:
         "qk_norm": model.qk_norm,
         "grouped": model.kv_head_count < model.heads,
         "tied": model.tied,
-        "qkv_bias": model.has_qkv_bias,
-        "attention_bias": model.attention_bias,
-        "mlp_bias": model.mlp_bias,
+        "qkv_bias": model.has_bias("qkv"),
+        "attention_bias": model.has_bias("proj"),
+        "mlp_bias": model.has_bias("mlp"),
     }
     adapters = "" if model.lora is None else "lora=" + ",".join(model.lora.targets)
     return " ".join([model.activation, adapters, *(name for name, has in flags.items() if has)])

@@ -559,7 +559,7 @@ def test_a_folder_of_transformers_is_read_with_gaps(
     shape: dict[str, Any] = {"vocab_size": 61, "context": 24, "layers": 1, "heads": 2}
     if family == "llama":
         shape |= {"position": "rope", "norm": "rms", "activation": "swiglu", "tied": False}
-        shape |= {"attention_bias": False, "mlp_bias": False}
+        shape |= {"bias": "none"}
     config = ModelConfig(**shape, d_model=16)
     module = GPT(config)
     optimizer = torch.optim.AdamW(module.parameters())

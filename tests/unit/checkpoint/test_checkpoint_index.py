@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
-from launcher.checkpoint.document import VERSION, digest
+from launcher.checkpoint.document import VERSION, digest, read_document
+from launcher.checkpoint.index import Contents
 from launcher.model.gpt import GPT
 from launcher.optim.registry import build_optimizer
 from launcher.run.prepare import prepare
@@ -119,7 +120,6 @@ def wrong_values(at: Path_, value: Any) -> Iterator[Any]:
             harmless |= wrong is None or wrong == "" or type(wrong) is int
             harmless |= type(wrong) is float and type(value) is float and math.isfinite(wrong)
         harmless |= is_open(at) and isinstance(value, dict) and isinstance(wrong, dict)
-        harmless |= at == ("extra", "model", "qkv_bias") and wrong is True
         harmless |= at == ("extra", "loss_scale") and wrong is None  # no fp16
         harmless |= at == ("rng",) and wrong in ([], [{}])
         harmless |= at == ("counters", "step") and wrong == 0
@@ -196,6 +196,18 @@ def test_every_missing_or_additional_field_is_refused(saved: Path) -> None:
         if is_object and not is_open(at) and refusal(saved) is None:
             accepted.append(("additional", at))
     assert accepted == [("missing", ("extra", "loss_scale"))]
+
+
+@pytest.mark.parametrize(("qkv", "bias"), [(True, "qkv,mlp"), (None, "mlp")])
+def test_the_three_fields_of_biases_are_read_as_one(
+    saved: Path, qkv: bool | None, bias: str
+) -> None:
+    content = content_of(saved)
+    model = content["extra"]["model"]
+    del model["bias"]
+    model |= {"attention_bias": False, "qkv_bias": qkv, "mlp_bias": True}
+    write(saved, content)
+    assert read_document(saved, Contents).extra["model"].bias == bias
 
 
 def content_at_is_object(content: Any, at: Path_) -> bool:

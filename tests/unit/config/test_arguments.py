@@ -19,12 +19,10 @@ from launcher.config.old_names import REMOVED
 from launcher.config.schema import RunConfig, field_types
 from launcher.model.checkpointing import parse
 from launcher.util.errors import UserError
-from launcher.util.flags import flag
+from launcher.util.flags import as_flags, flag
 
 NOT_DEFAULT: dict[str, str] = {
     "model": "gpt2",
-    "attention_bias": "False",
-    "mlp_bias": "False",
     "tied": "False",
     "dropout": "0.25",
     "betas": "0.5 0.75",
@@ -45,7 +43,7 @@ NOT_DEFAULT: dict[str, str] = {
     "rope_scaling": "8 1 4 64",
     "norm": "rms",
     "qk_norm": "True",
-    "qkv_bias": "False",
+    "bias": "qkv,mlp",
     "init_from": "start",
     "mask_prompt": "False",
     "compile": "on",
@@ -385,6 +383,42 @@ def test_removed_fields_of_a_file_become_todays(config_file: Path) -> None:
     config = parse_run_config([f"--config={config_file}"])
     assert config.data.data == "hf:NAME@train[:2GB]"
     assert (config.model.build().attention, config.model.build().sdpa_backend) == ("sdpa", "math")
+
+
+@pytest.mark.parametrize(
+    ("attention", "qkv", "mlp", "bias"),
+    [
+        (None, None, None, None),
+        (False, None, None, "none"),
+        (False, None, True, "mlp"),
+        (False, True, False, "qkv"),
+        (None, True, None, "qkv"),
+        (True, False, None, "proj"),
+        (True, None, False, "qkv,proj"),
+        (None, None, False, "qkv,proj"),
+        (True, True, True, "all"),
+    ],
+)
+def test_the_three_flags_of_biases_are_read_as_one(
+    config_file: Path,
+    attention: bool | None,
+    qkv: bool | None,
+    mlp: bool | None,
+    bias: str | None,
+) -> None:
+    values = {"attention_bias": attention, "qkv_bias": qkv, "mlp_bias": mlp}
+    config_file.write_text(yaml.safe_dump(values))
+    assert parse_run_config([f"--config={config_file}"]).model.bias == bias
+    flags = [as_flags({name: value}) for name, value in values.items() if value is not None]
+    assert parse_run_config(flags).model.bias == bias
+    spelled = [f"{flag(name)}={value}" for name, value in values.items() if value is not None]
+    assert parse_run_config(spelled).model.bias == bias
+
+
+@pytest.mark.parametrize("bias", ["qkv,qkv", "qkv,out", "all,mlp", "True"])
+def test_biases_of_unknown_projections_are_refused(bias: str) -> None:
+    with pytest.raises(UserError, match=f"^bias '{bias}' must name some of qkv, proj, mlp, once"):
+        parse_run_config([f"--bias={bias}"])
 
 
 def test_a_foreign_flag_is_answered_with_ours(config_file: Path) -> None:

@@ -67,7 +67,7 @@ def test_every_choice_that_has_a_name_is_in_the_table() -> None:
     kernels = {str(name).partition("-")[0] for name in choices(ModelChoice, "attention")}
     assert values("attention") == kernels - {"auto"}
     assert {*NAMES} - {"none"} < values("activation_checkpointing")
-    for option in ("position", "norm", "qk_norm", "kv_heads", "head_dim", "qkv_bias"):
+    for option in ("position", "norm", "qk_norm", "kv_heads", "head_dim", "bias"):
         assert values(option) == {ROPE_DECODER[option]}
 
 

@@ -21,7 +21,7 @@ GPT2: dict[str, Any] = {
 }
 LLAMA: dict[str, Any] = {
     **{**GPT2, "position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False, "d_ff": 112},
+    **{"bias": "none", "tied": False, "d_ff": 112},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,

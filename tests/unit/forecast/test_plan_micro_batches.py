@@ -24,7 +24,7 @@ THREADS = 108 * 2048  # of an A100
 GPU = Compute(device_type="cuda", resident_threads=THREADS)
 LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "tied": False},
-    **{"attention_bias": False, "mlp_bias": False},
+    **{"bias": "none"},
 }
 CASES: dict[str, tuple[dict[str, Any], Compute, ModelParallelRank]] = {
     "gpt2": ({}, GPU, WHOLE_MODEL),

@@ -34,7 +34,7 @@ COMPUTES = {
 SEQ_LEN = 64
 QWEN3: dict[str, Any] = {
     **{"kv_heads": 2, "head_dim": 10, "position": "rope", "norm": "rms", "qk_norm": True},
-    **{"activation": "swiglu", "d_ff": 40, "attention_bias": False, "mlp_bias": False},
+    **{"activation": "swiglu", "d_ff": 40, "bias": "none"},
 }
 
 

@@ -28,13 +28,13 @@ SMALL: dict[str, Any] = {
 }
 LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "d_ff": 48},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {},
-    "gpt2 without biases": {"attention_bias": False, "mlp_bias": False},
+    "gpt2 without biases": {"bias": "none"},
     "llama": LLAMA,
-    "qwen2": {**LLAMA, "qkv_bias": True},
+    "qwen2": {**LLAMA, "bias": "qkv"},
     "qwen3": {**LLAMA, "qk_norm": True, "head_dim": 12, "tied": True},
 }
 
@@ -176,7 +176,7 @@ def test_autocast_adds_casts_of_weights() -> None:
 SEQ_LEN = 64
 QWEN3 = {
     **{"kv_heads": 2, "head_dim": 10, "position": "rope", "norm": "rms", "qk_norm": True},
-    **{"activation": "swiglu", "d_ff": 40, "attention_bias": False, "mlp_bias": False},
+    **{"activation": "swiglu", "d_ff": 40, "bias": "none"},
 }
 GPU = Compute(device_type="cuda", params_dtype=torch.bfloat16)
 CASES: dict[str, tuple[dict[str, Any], Compute, ModelParallelRank]] = {

@@ -14,7 +14,7 @@ from launcher.model.sizes import named
 
 LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "d_ff": 96},
-    **{"qk_norm": True, "attention_bias": False, "mlp_bias": False},
+    **{"qk_norm": True, "bias": "none"},
 }
 BLOCKS = 2
 

@@ -34,7 +34,7 @@ SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads":
 LLAMA = {
     **SHAPE,
     **{"kv_heads": 2, "d_ff": 48, "position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 LORA = Lora(rank=4, alpha=16.0, targets=("qkv", "proj", "mlp"))
 

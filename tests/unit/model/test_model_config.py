@@ -72,15 +72,15 @@ def test_parameter_count_is_the_published_one(name: str, parameters: int) -> Non
     [
         {},
         {"tied": False},
-        {"attention_bias": False},
-        {"mlp_bias": False},
-        {"tied": False, "attention_bias": False, "mlp_bias": False, "d_ff": 31},
+        {"bias": "mlp"},
+        {"bias": "qkv,proj"},
+        {"tied": False, "bias": "none", "d_ff": 31},
         {"activation": "relu", "d_ff": 7},
         {"activation": "swiglu", "d_ff": 7},
-        {"activation": "swiglu", "mlp_bias": False, "position": "rope", "norm": "rms"},
+        {"activation": "swiglu", "bias": "qkv,proj", "position": "rope", "norm": "rms"},
         {"kv_heads": 2, "head_dim": 10, "qk_norm": True},
-        {"kv_heads": 1, "qkv_bias": True, "attention_bias": False},
-        {"qkv_bias": False, "head_dim": 5},
+        {"kv_heads": 1, "bias": "qkv,mlp"},
+        {"bias": "proj,mlp", "head_dim": 5},
     ],
 )
 def test_parameter_counts_follow_the_switches(switches: dict[str, Any]) -> None:

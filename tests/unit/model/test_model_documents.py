@@ -15,9 +15,7 @@ from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelC
 from launcher.model.gpt import GPT, initial_value
 
 GPT2 = ModelConfig(vocab_size=61, context=40, layers=2, heads=2, d_model=16)
-LLAMA = replace(
-    GPT2, position="rope", norm="rms", activation="swiglu", kv_heads=1, attention_bias=False
-)
+LLAMA = replace(GPT2, position="rope", norm="rms", activation="swiglu", kv_heads=1, bias="mlp")
 FAMILIES = {"gpt2": GPT2, "llama": LLAMA}
 LENGTHS = ([5, 1, 12, 5], [23])  # of the documents of two sequences
 

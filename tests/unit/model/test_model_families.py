@@ -18,10 +18,10 @@ from launcher.model.layers import rotate, rotation
 LLAMA: dict[str, Any] = {
     **{"vocab_size": 97, "context": 16, "layers": 3, "d_model": 24},
     **{"heads": 6, "kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"attention_bias": False, "mlp_bias": False, "d_ff": 40},
+    **{"bias": "none", "d_ff": 40},
 }
 QWEN3: dict[str, Any] = {**LLAMA, "head_dim": 10, "qk_norm": True, "norm_eps": 1e-6}
-QWEN2: dict[str, Any] = {**LLAMA, "qkv_bias": True, "tied": False, "rope_theta": 1e6}
+QWEN2: dict[str, Any] = {**LLAMA, "bias": "qkv", "tied": False, "rope_theta": 1e6}
 FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
 
 

@@ -19,7 +19,7 @@ CONFIG = ModelConfig(
 )
 LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "tied": False},
-    **{"attention_bias": False, "mlp_bias": False},
+    **{"bias": "none"},
 }
 ROWS = 4 * 32
 MODES: tuple[ActivationCheckpointing, ...] = ("none", "selective", "full", "offload")

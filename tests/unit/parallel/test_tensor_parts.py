@@ -26,7 +26,7 @@ from launcher.strategies.places import Places
 ODD: dict[str, Any] = {"vocab_size": 263, "context": 33, "layers": 2, "d_model": 48, "heads": 6}
 LLAMA: dict[str, Any] = {
     **{"kv_heads": 6, "d_ff": 96, "position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"attention_bias": False, "qkv_bias": True, "mlp_bias": False, "tied": False},
+    **{"bias": "qkv", "tied": False},
     "qk_norm": True,
 }
 MODELS = {"gpt2": ModelConfig(**ODD), "llama": ModelConfig(**ODD, **LLAMA)}

@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 }
 LLAMA: dict[str, Any] = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "kv_heads": 2, "qk_norm": True},
-    **{"attention_bias": False, "mlp_bias": False},
+    **{"bias": "none"},
 }
 KINDS = {name: name for name in ("all_gather", "reduce_scatter", "all_reduce")}
 KINDS["all_reduce_max"] = "all_reduce"

@@ -97,8 +97,6 @@ OTHERS = {
     "heads": (["--heads=3"], "--heads 2", "--heads 3"),
     "activation": (["--activation=relu"], "--activation gelu", "--activation relu"),
     "tied": (["--no-tied"], "--tied", "--no-tied"),
-    "attention_bias": (["--no-attention-bias"], "--attention-bias", "--no-attention-bias"),
-    "mlp_bias": (["--no-mlp-bias"], "--mlp-bias", "--no-mlp-bias"),
     "d_ff": (["--d-ff=64"], "--d-ff 192", "--d-ff 64"),
     "layers": (["--layers=2"], "--layers 1", "--layers 2"),
     "d_model": (["--d-model=32"], "--d-model 48 --d-ff 192", "--d-model 32 --d-ff 128"),
@@ -124,7 +122,7 @@ OTHERS = {
     "norm": (["--norm=rms"], "--norm layer", "--norm rms"),
     "norm_eps": (["--norm-eps=1e-6"], "--norm-eps 1e-05", "--norm-eps 1e-06"),
     "qk_norm": (["--qk-norm"], "--no-qk-norm", "--qk-norm"),
-    "qkv_bias": (["--qkv-bias=False"], "--qkv-bias", "--no-qkv-bias"),
+    "bias": (["--bias=mlp,qkv"], "--bias all", "--bias qkv,mlp"),
 }
 
 

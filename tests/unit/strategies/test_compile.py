@@ -31,7 +31,7 @@ FLAGS += " --context 32 --micro-batch 2 --window 9 --loss-chunk 40"
 FLAGS += " --activation-checkpointing selective --steps 3 --lr 1e-2"
 # GPT-2's block is compiled under every strategy by the pairs of docs/matrix.md.
 FLAGS += " --position rope --norm rms --activation swiglu --kv-heads 1 --head-dim 20 --qk-norm"
-FLAGS += " --no-attention-bias --no-mlp-bias"
+FLAGS += " --bias none"
 
 
 Run = tuple[list[float], list[str]]

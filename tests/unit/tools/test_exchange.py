@@ -34,8 +34,8 @@ TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\t√© ‰∏
 SHAPE: dict[str, Any] = {"vocab_size": 300, "context": 32, "layers": 2, "heads": 2, "d_model": 16}
 VARIANTS: dict[str, dict[str, Any]] = {
     "gpt2": {},
-    "untied": {"tied": False, "attention_bias": False, "mlp_bias": False, "d_ff": 24},
-    "relu": {"activation": "relu", "attention_bias": False, "dropout": 0.1},
+    "untied": {"tied": False, "bias": "none", "d_ff": 24},
+    "relu": {"activation": "relu", "bias": "mlp", "dropout": 0.1},
 }
 
 

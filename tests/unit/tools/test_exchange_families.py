@@ -28,24 +28,24 @@ CONTEXT, VOCABULARY = 24, 61
 ROPE: dict[str, Any] = {
     **{"vocab_size": VOCABULARY, "context": CONTEXT, "layers": 2, "d_model": 20, "d_ff": 28},
     **{"heads": 4, "kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 # Wavelengths on all three sides of Llama 3's two borders.
 LLAMA3 = (4.0, 1.0, 4.0, 16.0)
-STARCODER2 = {"norm": "layer", "activation": "gelu", "attention_bias": True, "mlp_bias": True}
+STARCODER2 = {"norm": "layer", "activation": "gelu", "bias": "all"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"vocab_size": 61, "context": 24, "layers": 2, "heads": 2, "d_model": 12}),
     "llama": ("llama", {**ROPE, "head_dim": 10, "norm_eps": 1e-6}),
     "llama tied, whole heads": ("llama", {**ROPE, "kv_heads": 4, "heads": 4, "d_model": 24}),
     "llama scaled": ("llama", {**ROPE, "head_dim": 6, "rope_scaling": LLAMA3, "tied": True}),
-    "llama biases": ("llama", {**ROPE, "head_dim": 6, "attention_bias": True, "mlp_bias": True}),
+    "llama biases": ("llama", {**ROPE, "head_dim": 6, "bias": "all"}),
     "mistral": ("mistral", {**ROPE, "head_dim": 6, "kv_heads": 1, "window": 5}),
-    "qwen2": ("qwen2", {**ROPE, "head_dim": 6, "qkv_bias": True, "rope_theta": 1e6}),
-    "qwen2 tied, window": ("qwen2", {**ROPE, "d_model": 24, "qkv_bias": True, "window": 7}),
+    "qwen2": ("qwen2", {**ROPE, "head_dim": 6, "bias": "qkv", "rope_theta": 1e6}),
+    "qwen2 tied, window": ("qwen2", {**ROPE, "d_model": 24, "bias": "qkv", "window": 7}),
     "qwen3": ("qwen3", {**ROPE, "heads": 3, "kv_heads": 1, "head_dim": 10, "qk_norm": True}),
     "qwen3 tied, biases": (
         "qwen3",
-        {**ROPE, "head_dim": 6, "qk_norm": True, "tied": True, "attention_bias": True},
+        {**ROPE, "head_dim": 6, "qk_norm": True, "tied": True, "bias": "qkv,proj"},
     ),
     "starcoder2": ("starcoder2", {**ROPE, **STARCODER2, "head_dim": 10, "window": 6}),
     "starcoder2 tied, no biases": (
@@ -198,7 +198,7 @@ def test_every_named_size_has_a_family(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(family.write(NAMED[name])))
     config = read_hf_config(tmp_path)
     assert spelled_out(config) == theirs
-    biases = {"attention_bias": True, "qkv_bias": True}  # which GPT-2 always has
+    biases = {"bias": "all"}  # which GPT-2 always has
     changes = biases if family.model_type == "gpt2" else {}
     assert spelled_out(ModelConfig(**{**as_dict(NAMED[name]), **changes})) == theirs
 

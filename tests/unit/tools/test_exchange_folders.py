@@ -411,7 +411,7 @@ def random_run(folder: Path, **changes: Any) -> GPT:
         ),
         (
             {"qk_norm": True, "norm": "rms", "position": "rope", "activation": "relu"}
-            | {"attention_bias": False, "mlp_bias": False},
+            | {"bias": "none"},
             [],
             "activation relu: transformers has no such model (Qwen3ForCausalLM, the nearest, has a",
         ),

@@ -18,7 +18,7 @@ RANK = 4
 SHAPE: dict[str, Any] = {
     **{"vocab_size": 61, "context": 16, "layers": 2, "heads": 2, "d_model": 16, "d_ff": 24},
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "tied": False},
-    **{"attention_bias": False, "mlp_bias": False},
+    **{"bias": "none"},
 }
 BASE = ModelConfig(**SHAPE)
 MODULES = [f"model.layers.{n}.self_attn.{name}_proj" for n in range(2) for name in "qv"]

@@ -24,17 +24,17 @@ from launcher.util.errors import MOST_CHARACTERS, UserError
 SHAPE: dict[str, Any] = {"vocab_size": 61, "context": 24, "layers": 2, "heads": 2, "d_model": 12}
 ROPE = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 20, "head_dim": 6},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 MODELS = {
     "gpt2": SHAPE,
     "llama": {**SHAPE, **ROPE, "rope_scaling": (4.0, 1.0, 4.0, 16.0)},
     "mistral": {**SHAPE, **ROPE, "window": 5},
-    "qwen2": {**SHAPE, **ROPE, "qkv_bias": True},
+    "qwen2": {**SHAPE, **ROPE, "bias": "qkv"},
     "qwen3": {**SHAPE, **ROPE, "qk_norm": True},
     "starcoder2": {
         **{**SHAPE, **ROPE, "norm": "layer", "activation": "gelu"},
-        **{"attention_bias": True, "mlp_bias": True},
+        **{"bias": "all"},
     },
 }
 IDS = {"bos_token_id": 0, "eos_token_id": [0, 60], "pad_token_id": -1}

@@ -37,7 +37,7 @@ CONTEXT = 48
 SHAPE: dict[str, Any] = {
     **{"context": CONTEXT, "layers": 2, "heads": 2, "d_model": 32},
     **{"norm": "rms", "activation": "swiglu", "d_ff": 64},
-    **{"attention_bias": False, "mlp_bias": False},
+    **{"bias": "none"},
     "position": "rope",  # so that it knows its text from any place on
 }
 TEXT = "é 中 🙂 nine lives, and a naïve cat. "

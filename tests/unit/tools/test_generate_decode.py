@@ -23,7 +23,7 @@ SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY, "context": CONTEXT, "layers":
 LLAMA: dict[str, Any] = {
     **{"heads": 6, "kv_heads": 2, "d_model": 48, "d_ff": 40},
     **{"position": "rope", "norm": "rms", "activation": "swiglu"},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False},
+    **{"bias": "none", "tied": False},
 }
 FAMILIES: dict[str, ModelConfig] = {
     name: ModelConfig(**SHAPE, **options)
@@ -31,7 +31,7 @@ FAMILIES: dict[str, ModelConfig] = {
         "gpt2": {"heads": 4, "d_model": 32},
         "llama": {**LLAMA, "rope_scaling": (8.0, 1.0, 4.0, 32.0), "rope_theta": 500.0},
         "mistral": {**LLAMA, "window": 7},
-        "qwen2": {**LLAMA, "qkv_bias": True, "tied": True, "rope_theta": 1e6},
+        "qwen2": {**LLAMA, "bias": "qkv", "tied": True, "rope_theta": 1e6},
         "qwen3": {**LLAMA, "head_dim": 10, "qk_norm": True, "norm_eps": 1e-6},
     }.items()
 }

@@ -32,7 +32,7 @@ SHAPE = ("--layers=2", "--d-model=48", "--heads=4", "--context=16", "--device=cp
 BYTE = ("--tokenizer=byte", "--vocab-size=257")
 LLAMA = (
     *("--kv-heads=2", "--position=rope", "--norm=rms", "--activation=swiglu", "--d-ff=96"),
-    *("--attention-bias=False", "--mlp-bias=False", "--tied=False"),
+    *("--bias=none", "--tied=False"),
 )
 
 

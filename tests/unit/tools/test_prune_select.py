@@ -23,7 +23,7 @@ from launcher.util.errors import UserError
 GPT2 = ModelConfig(vocab_size=257, context=24, layers=2, heads=4, d_model=32)
 _ROPE: dict[str, Any] = {
     **{"kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 40},
-    **{"attention_bias": False, "mlp_bias": False, "tied": False, "qk_norm": True},
+    **{"bias": "none", "tied": False, "qk_norm": True},
 }
 LLAMA = dataclasses.replace(GPT2, **_ROPE)
 
@@ -185,12 +185,12 @@ def test_a_narrower_model_is_the_old_one_without_what_went(
         heads, groups = config.heads // 2, config.kv_head_count // 2
         assert (smaller.config.heads, smaller.config.kv_head_count) == (heads, groups)
         assert smaller.config.head_size == config.head_size
-        per_layer = (heads + 2 * groups) * 8 * (32 + (1 if config.attention_bias else 0))
+        per_layer = (heads + 2 * groups) * 8 * (32 + (1 if config.has_bias("qkv") else 0))
         per_layer += heads * 8 * 32
     else:
         assert smaller.config.ffn_dim == config.ffn_dim // 2
         per_layer = config.ffn_dim // 2 * 32 * (1 + len(config.up_sizes))
-        per_layer += config.ffn_dim // 2 if config.mlp_bias else 0
+        per_layer += config.ffn_dim // 2 if config.has_bias("mlp") else 0
     assert counted == config.parameter_count - config.layers * per_layer
 
     # A group that nobody reads is not there. What the old model keeps is found by its values.
