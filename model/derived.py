@@ -1,8 +1,8 @@
-"""Tensors that backward recomputes one by one, from others that autograd saves anyway.
+"""Marks in the code of a block that selective checkpointing goes by.
 
-Selective checkpointing of the project's own blocks, whose matmuls are saved: norms, activations and
-casts are recomputed when their backward needs them. `selective` has the general way, which reruns a
-whole block under a dispatch mode.
+Of the project's own blocks autograd saves the matmuls, and `derived` tensors (norms, activations,
+casts) are recomputed one by one when their backward needs them. `selective` has the general way,
+which reruns a whole block under a dispatch mode; `as_one` and `seen` mark what that looks at.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+T = TypeVar("T")
 Compute = Callable[[], Tensor]
 """Recomputes a tensor, with the same bits."""
 
@@ -61,6 +63,8 @@ def _unpack(kept: Tensor | _Derived) -> Tensor:
 
 
 _NOTES: ContextVar[_Notes | None] = ContextVar("_NOTES", default=None)
+SELECTIVE: ContextVar[Any] = ContextVar("SELECTIVE", default=None)
+"""The dispatch mode of the block that runs, if `selective` keeps its products."""
 
 
 @contextlib.contextmanager
@@ -73,6 +77,26 @@ def deriving() -> Iterator[None]:
             yield
     finally:
         _NOTES.reset(token)
+
+
+def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
+    """Run `compute`, without autograd, as one operator: a block's next linear product, or its
+    attention. Selective checkpointing keeps its result, and nothing inside."""
+    mode = None if torch.compiler.is_compiling() else SELECTIVE.get()
+    return compute() if mode is None else mode.as_one(compute, attention)
+
+
+def seen(function: Callable[..., T]) -> Callable[..., T]:
+    """Wrap a function whose operators pass the dispatch mode of selective checkpointing, also where
+    those of others do not (`selective_contexts`)."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> T:
+        mode = None if torch.compiler.is_compiling() else SELECTIVE.get()
+        with mode if mode is not None and not mode.sees else contextlib.nullcontext():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def derives() -> bool:

@@ -20,10 +20,10 @@ from torch.autograd.function import once_differentiable
 
 from launcher.model.config import ModelConfig, Quantization
 from launcher.model.config_checks import FP8_MULTIPLE
+from launcher.model.derived import as_one
 from launcher.model.lora_config import BLOCK, Lora, LoraTarget
 from launcher.model.loss import compute_dtype
 from launcher.model.parts import parts_of
-from launcher.model.selective import as_one
 
 PACKED: Final = ".packed"
 """Suffix of a quantised weight's name."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,12 +17,9 @@ from launcher.model.attention import fuses_scores
 from launcher.model.casts import fresh_casts
 from launcher.model.config import ModelConfig
 from launcher.model.derived import deriving
-from launcher.model.selective import (
-    AllProducts,
-    BlockProducts,
-    compiled_contexts,
-    selective_contexts,
-)
+
+if TYPE_CHECKING:
+    from launcher.model.selective import AllProducts, BlockProducts
 
 T = TypeVar("T")
 
@@ -61,6 +58,8 @@ def recomputing(
     if mode == "selective" and not tiles and not compiling and _derives(config, x):
         with deriving():
             return block(x, sequences)
+    from launcher.model.selective import BlockProducts
+
     products = partial(BlockProducts, config)
     if not tiles or mode in ("full", "offload"):
         return recomputed(mode, products, block, x, sequences)
@@ -104,6 +103,8 @@ def recomputed(
     elif mode == "full":
         out = again(function, x, *args, **kwargs)
     else:
+        from launcher.model.selective import compiled_contexts, selective_contexts
+
         eager = partial(selective_contexts, products, sees_all=sees_all)
         contexts = partial(compiled_contexts, products)
         context_fn = contexts if torch.compiler.is_compiling() else eager

@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from functools import partial, wraps
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from launcher.model.checkpointing import PRODUCTS, kept_products
 from launcher.model.config import ModelConfig
+from launcher.model.derived import SELECTIVE, as_one
 from launcher.model.products import linear_products
 
 # Fused kernels, which selective checkpointing keeps the output of; those of packages by namespace.
@@ -51,26 +51,6 @@ T = TypeVar("T")
 _Kept = defaultdict[Any, deque[Any]]
 
 
-def as_one(compute: Callable[[], T], *, attention: bool = False) -> T:
-    """Run `compute`, without autograd, as one operator: a block's next linear product, or its
-    attention. Selective checkpointing keeps its result, and nothing inside."""
-    mode = None if torch.compiler.is_compiling() else _SELECTIVE.get()
-    return compute() if mode is None else mode.as_one(compute, attention)
-
-
-def seen(function: Callable[..., T]) -> Callable[..., T]:
-    """Wrap a function whose operators pass the dispatch mode of selective checkpointing, also where
-    those of others do not (`selective_contexts`)."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> T:
-        mode = None if torch.compiler.is_compiling() else _SELECTIVE.get()
-        with mode if mode is not None and not mode.sees else contextlib.nullcontext():
-            return function(*args, **kwargs)
-
-    return call
-
-
 def selective_contexts(
     products: Callable[[], AllProducts | BlockProducts], *, sees_all: bool = True
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
@@ -88,12 +68,12 @@ def selective_contexts(
 
 @contextlib.contextmanager
 def _current(mode: _Selective, sees_all: bool) -> Iterator[None]:
-    token = _SELECTIVE.set(mode)
+    token = SELECTIVE.set(mode)
     try:
         with mode if sees_all else contextlib.nullcontext():
             yield
     finally:
-        _SELECTIVE.reset(token)
+        SELECTIVE.reset(token)
 
 
 def compiled_contexts(products: Callable[[], AllProducts | BlockProducts]) -> Any:
@@ -206,9 +186,6 @@ class _Selective(TorchDispatchMode):
         out = compute()
         self._kept[key].append(tree_map_only(Tensor, Tensor.detach, out))
         return out
-
-
-_SELECTIVE: ContextVar[_Selective | None] = ContextVar("_SELECTIVE", default=None)
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef:

@@ -4,16 +4,20 @@ Every strategy gives each rank such ranges, so one checkpoint format serves them
 only in the ranges that a rank holds. Nothing is gathered.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from launcher.optim.entry import MOMENTS
-from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.strategies.places import Places
+
+if TYPE_CHECKING:
+    from launcher.optim.low_precision import LowPrecisionAdamW
 
 PARAM = "param"
 """The kind of a shard that holds parameter values; other kinds are named by the optimizer."""
@@ -94,7 +98,7 @@ class TrainingState(Protocol):
         """`PARAM` and the optimizer's: `exp_avg`, `exp_avg_sq`."""
 
     @property
-    def own_shapes(self) -> "OwnShapes":
+    def own_shapes(self) -> OwnShapes:
         """Kinds that some parameters lack, or hold in another shape."""
 
     def saved(self) -> Iterator[Shard]:
@@ -151,9 +155,14 @@ def create_states(
             optimizer.__dict__["found_inf"] = found_inf
 
 
+def reads_in_pieces(optimizer: torch.optim.Optimizer) -> TypeGuard[LowPrecisionAdamW]:
+    """Return whether an optimizer stores its values in another form than a checkpoint does."""
+    return hasattr(optimizer, "pieces")
+
+
 def state_kinds(optimizer: torch.optim.Optimizer, tensor: Tensor) -> list[str]:
     """Names of one parameter's states that a checkpoint holds."""
-    if isinstance(optimizer, LowPrecisionAdamW):
+    if reads_in_pieces(optimizer):
         return list(MOMENTS)
     state = optimizer.state[tensor]
     return [k for k, v in state.items() if isinstance(v, Tensor) and v.dim() > 0]

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from launcher.optim.dtensor import is_dtensor
-from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.flat_shards import (
     PARAM,
@@ -22,6 +21,7 @@ from launcher.strategies.flat_shards import (
     UpdatedRange,
     counters,
     create_states,
+    reads_in_pieces,
     set_counters,
     state_kinds,
     state_of,
@@ -117,7 +117,7 @@ class NativeState:
         for name, parameter in self._parameters.items():
             for kind in (PARAM, *self._kinds[name]):
                 tensor, pieces = parameter, None
-                if isinstance(self._optimizer, LowPrecisionAdamW):
+                if reads_in_pieces(self._optimizer):
                     pieces = self._optimizer.pieces(parameter, kind, filled=filled)
                 else:
                     tensor = state_of(self._optimizer, parameter, kind)
@@ -129,7 +129,7 @@ class NativeState:
     def _shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
         return {
             name: self.shapes[name]
-            if isinstance(self._optimizer, LowPrecisionAdamW)
+            if reads_in_pieces(self._optimizer)
             else tuple(self._optimizer.state[parameter][kind].shape)
             for name, parameter in self._parameters.items()
             if kind in self._kinds[name]

@@ -14,6 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from launcher.model.derived import seen
 from launcher.model.foreign.adapters import adapt
 from launcher.model.foreign.attention_calls import calls_attention
 from launcher.model.foreign.config import USERS, ForeignConfig
@@ -23,7 +24,7 @@ from launcher.model.foreign.patches import patch_transformers, separated_at
 from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
 from launcher.model.recompute import recomputed
-from launcher.model.selective import AllProducts, seen
+from launcher.model.selective import AllProducts
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
 """Attributes that a mixture of experts has where transformers computes its router loss."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.model.selective import seen
+from launcher.model.derived import seen
 
 _here = threading.local()
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from launcher.forecast.trace.counting import note_product
+from launcher.model.derived import as_one
 from launcher.model.linears import fp8_linears
-from launcher.model.selective import as_one
 
 _FORWARD: Final = torch.float8_e4m3fn
 _BACKWARD: Final = torch.float8_e5m2

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from launcher.model.attention import AttentionFunction
 from launcher.model.attention.dense import repeat_for
-from launcher.model.selective import as_one
+from launcher.model.derived import as_one
 from launcher.parallel.groups import ContextGroup
 
 

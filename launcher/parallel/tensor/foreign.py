@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from launcher.model.derived import as_one
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.conversion import PREFIX
 from launcher.model.foreign.decoder import ForeignDecoder, skeleton
@@ -29,7 +30,6 @@ from launcher.model.foreign.matrices import (
     SUMMED,
     matrix_styles,
 )
-from launcher.model.selective import as_one
 from launcher.parallel.groups import TensorGroup
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.tensor.layers import replicated

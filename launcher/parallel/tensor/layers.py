@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from launcher.model.derived import as_one
 from launcher.model.layers import normalized
 from launcher.model.loss import compute_dtype
-from launcher.model.selective import as_one
 from launcher.parallel.groups import TensorGroup
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from launcher.optim.low_precision import LowPrecisionAdamW
 from launcher.parallel.model_parallel import ModelShards
 from launcher.strategies.engine import StorageCount
 from launcher.strategies.flat_shards import (
@@ -23,6 +22,7 @@ from launcher.strategies.flat_shards import (
     UpdatedRange,
     counters,
     create_states,
+    reads_in_pieces,
     set_counters,
     state_kinds,
     state_of,
@@ -175,7 +175,7 @@ class _FragmentedState:
             yield 0, self._swapped.read(master, kind)
             if filled:
                 self._swapped.write_through(master, kind)
-        elif isinstance(self._inner, LowPrecisionAdamW):
+        elif reads_in_pieces(self._inner):
             yield from self._inner.pieces(master, kind, filled=filled)
         else:
             yield 0, state_of(self._inner, master, kind).detach()
