@@ -32,7 +32,7 @@ from launcher.forecast.timing import rated_type
 from launcher.strategies import strategy_of, variant_of
 from launcher.util.errors import one_line
 from launcher.util.processes import die_with, usable_cores
-from launcher.util.startup import deaf_children
+from launcher.util.startup import deaf_children, importing
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -102,9 +102,10 @@ def evaluate(
     groups = _groups(candidates, search)
     if any(PredictionCache(group[0].runs[0], search.cluster).is_empty for group in groups):
         # FakeTensorMode imports it, which takes over a CPU second: once, before workers fork.
-        importlib.import_module("torch._dynamo")
-        if any(run.config.loop.compiles for choice in candidates for run in choice.runs):
-            importlib.import_module("torch._inductor.compile_fx")
+        with importing():
+            importlib.import_module("torch._dynamo")
+            if any(run.config.loop.compiles for choice in candidates for run in choice.runs):
+                importlib.import_module("torch._inductor.compile_fx")
     # The longest first, so that no core is left with it at the end.
     tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]
     workers = min(len(groups), usable_cores())
