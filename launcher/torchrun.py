@@ -210,12 +210,14 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
         try:
             run.run(args)
         except ChildFailedError as error:
-            return _how_ranks_failed(error, folder, stop, kills)
+            with stop.tells:
+                return _how_ranks_failed(error, folder, stop, kills)
         except SignalException as error:
             return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
         finally:
             stop.close()
-    stopped_code = stop.settle()
+    with stop.tells:
+        stopped_code = stop.settle()
     if stopped_code is not None:
         return stopped_code
     return int(_reported(folder).get("exit_code") or ExitCode.DONE)  # preempted ranks end with 0

@@ -36,6 +36,8 @@ class AgentSignals:
 
     def __init__(self, folder: Path | None, scratch: Path) -> None:
         self.stop_signal: int | None = None
+        self.tells = threading.Lock()
+        """Held by the thread that writes how the run ended: the main one sees killed ranks, too."""
         self._scratch = scratch
         self._folder = None if folder is None else RunFolder(folder)
         self._before = self._status()
@@ -103,6 +105,7 @@ class AgentSignals:
 
     def _end_at_once(self, ranks: list[psutil.Process]) -> NoReturn:
         """Kill the ranks; what they have not saved is lost."""
+        self.tells.acquire()
         _kill(ranks)
         shutil.rmtree(self._scratch, ignore_errors=True)
         seen = f"{stop_reason(signal.SIGINT)} twice, before it was saved"
@@ -113,7 +116,8 @@ class AgentSignals:
             print(f"shardscale: {seen}", file=sys.stderr, flush=True)
         os._exit(ExitCode.INTERRUPTED)
 
-    def _end(self, ranks: list[psutil.Process]) -> None:
+    def _end(self, ranks: list[psutil.Process]) -> NoReturn:
+        self.tells.acquire()
         _kill(ranks)
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self.settle()

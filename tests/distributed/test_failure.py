@@ -57,12 +57,16 @@ def flags(text: Path, out: Path) -> list[str]:
 
 @contextmanager
 def running(
-    text: Path, out: Path, *more: str, torchrun_flags: Sequence[str] = ()
+    text: Path,
+    out: Path,
+    *more: str,
+    torchrun: Sequence[str | Path] = (TORCHRUN,),
+    torchrun_flags: Sequence[str] = (),
 ) -> Iterator[Started]:
     """Two ranks that have taken their first steps."""
     agent = subprocess.Popen(
         [
-            TORCHRUN,
+            *torchrun,
             "--nproc",
             "2",
             *torchrun_flags,
@@ -332,8 +336,22 @@ def test_ctrl_c_reaches_the_workers_too(text: Path, tmp_path: Path) -> None:
     assert not own_lines(errors)
 
 
-def test_a_second_ctrl_c_ends_a_run_that_cannot_save(text: Path, tmp_path: Path) -> None:
-    with running(text, tmp_path / "run") as run:
+# The agent's thread for signals is slower than the main one, which sees that the ranks were killed.
+SLOW_AFTER_KILLING = """
+import sys, time
+from launcher.run import agent_signals
+kill = agent_signals._kill
+agent_signals._kill = lambda ranks: (kill(ranks), time.sleep(3))
+from launcher import torchrun
+sys.exit(torchrun.main())
+"""
+
+
+@pytest.mark.parametrize("torchrun", [(TORCHRUN,), (sys.executable, "-c", SLOW_AFTER_KILLING)])
+def test_a_second_ctrl_c_ends_a_run_that_cannot_save(
+    text: Path, tmp_path: Path, torchrun: Sequence[str | Path]
+) -> None:
+    with running(text, tmp_path / "run", torchrun=torchrun) as run:
         run.workers[0].suspend()
         while run.agent.poll() is None:  # of two at the same time the kernel keeps one
             run.agent.send_signal(signal.SIGINT)
