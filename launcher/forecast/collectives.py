@@ -136,8 +136,7 @@ def timed(
 ) -> dict[str, tuple[TimedTransfer, ...]]:
     """The transfers of one rank by part of a step: the parts of `Traffic`."""
     config = resolved.config
-    ranks = config.sharding.shard_ranks(world_size)
-    wire = Wire(config, resolved.own_model, world_size=ranks, device_type=machine.device)
+    wire = Wire(resolved, world_size=world_size, device_type=machine.device)
     groups = groups_of(config.sharding, world_size=world_size, ranks_per_node=ranks_per_node)
     found = forecast_of(config).traffic(wire)
     parts = {name: getattr(found, name) for name in PARTS}

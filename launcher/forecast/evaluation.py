@@ -262,9 +262,8 @@ class _GroupEvaluation:
             self._doubtful = True
             if a.prediction.micro_batch_bytes > a.memory_bytes:
                 self._too_large.append(choice)
-            key = (choice.label, choice.precision)
-            if choice is self._leanest[key]:
-                self._nothing_fits.add(key)
+            if choice is self._leanest[choice.label, choice.precision]:
+                self._nothing_fits.add((choice.label, choice.precision))
         # Events are long to send, and no longer needed.
         prediction = dataclasses.replace(a.prediction, events=(), streams={})
         self.results.append(dataclasses.replace(a, prediction=prediction))

@@ -155,11 +155,10 @@ def exposed_s(
 def hook_operators(resolved: Resolved, world_size: int, device_type: str) -> tuple[float, float]:
     """Return what a strategy's own Python takes of the host, in a forward and in a backward, in
     operators that it could dispatch meanwhile."""
-    config, model = resolved.config, resolved.own_model
-    ranks = config.sharding.shard_ranks(world_size)
-    wire = Wire(config, model, world_size=ranks, device_type=device_type)
-    hooks = forecast_of(config).traffic(wire).hooks
+    wire = Wire(resolved, world_size=world_size, device_type=device_type)
+    hooks = forecast_of(resolved.config).traffic(wire).hooks
     once = hooks.modules * FETCH_HOOK_OPERATORS + hooks.groups * GROUP_HOOK_OPERATORS
+    model = resolved.own_model
     words = model.checkpointing.blocks(model.layers)
     recomputed = sum(word != "none" for word in words) / model.layers
     again = hooks.modules * recomputed * FETCH_HOOK_OPERATORS

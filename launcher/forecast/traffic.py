@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, Literal, NamedTuple
 
-from launcher.config.schema import RunConfig
+from launcher.config.resolve import Resolved
 from launcher.model.config import ModelConfig
 from launcher.model.linears import inner_of
 from launcher.optim.dtypes import dtypes
@@ -73,24 +73,23 @@ class Wire:
     """The parameters of a run by when they travel, and the transfers that strategies share.
 
     Args:
-        config: of the run.
-        model: what a rank computes of it.
-        world_size: ranks that compute the same of it.
+        world_size: all ranks.
         device_type: cpu or cuda.
     """
 
-    def __init__(
-        self, config: RunConfig, model: ModelConfig, *, world_size: int, device_type: str
-    ) -> None:
+    def __init__(self, resolved: Resolved, *, world_size: int, device_type: str) -> None:
+        config, model = resolved.config, resolved.own_model
         types = dtypes(config.optim)
         self.config = config
         self.sharding = config.sharding
         self.model = model
+        """Computed by a rank."""
         self.device_type = device_type
+        self.of_another_trainer = resolved.of_another_trainer
         self.stored_bytes = types.stored.itemsize
         """Of an element, between steps."""
         self.computed_bytes = types.computed.itemsize
-        self.shard_ranks = world_size // config.sharding.replicate
+        self.shard_ranks = self.sharding.shard_ranks(world_size) // self.sharding.replicate
         self.blocks = model.layers * _block_elements(model, self.computed_bytes)
         """Of what is computed with; quantised weights count by their bytes."""
         self.embeddings = model.embedding_parameter_count

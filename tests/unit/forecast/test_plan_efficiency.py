@@ -167,13 +167,16 @@ def test_compiled_blocks_are_faster_and_fp8_only_then() -> None:
 def test_hooks_of_each_strategy() -> None:
     def hooks(device_type: str = "cuda", **changes: Any) -> Hooks:
         run = run_of(8, model="gpt2", precision="bf16", micro_batch=1, **changes)
-        wire = Wire(run.config, run.model, world_size=8, device_type=device_type)
+        wire = Wire(run, world_size=8, device_type=device_type)
         return forecast_of(run.config).traffic(wire).hooks
 
     tensors = 12 * 12 + 4  # 6 modules of a weight and a bias, two embeddings and the last norm
     assert hooks(strategy="ddp") == Hooks()
     assert hooks("cpu", strategy="fsdp") == Hooks(groups=13)
     assert hooks(strategy="fsdp") == Hooks(groups=4)  # four blocks of 13.5 MiB each
+    run = dataclasses.replace(run_of(8, model="gpt2", strategy="fsdp"), of_another_trainer=True)
+    wire = Wire(run, world_size=8, device_type="cuda")
+    assert forecast_of(run.config).traffic(wire).hooks == Hooks(groups=13)
     assert hooks(zero=1) == Hooks(gradients=tensors)
     assert hooks(zero=2) == Hooks(gradients=2 * tensors)
     assert hooks(zero=3) == Hooks(modules=6 * 12 + 3, gradients=tensors)

@@ -217,9 +217,8 @@ def test_compute_adds_up() -> None:
 
 MODEL = resolved().model
 ALL = MODEL.parameter_count
-EMBEDDINGS = Wire(
-    RunConfig(), MODEL, world_size=1, device_type="cpu"
-).embeddings  # (100 + 16) x 8, the tied head among them
+# (100 + 16) x 8, the tied head among them
+EMBEDDINGS = Wire(resolved(), world_size=1, device_type="cpu").embeddings
 BLOCKS = MODEL.layers * MODEL.block_parameter_count
 LINK_S = 7 / 8 / 1e9  # per byte of a gather or reduce-scatter over 8 ranks
 
@@ -455,6 +454,6 @@ def test_only_deepspeeds_bf16_optimizer_waits_for_the_backward(
     changes: dict[str, Any], hideable: bool
 ) -> None:
     run = resolved(zero=1, **changes)
-    wire = Wire(run.config, run.model, world_size=8, device_type="cpu")
+    wire = Wire(run, world_size=8, device_type="cpu")
     reduced = forecast_of(run.config).traffic(wire).last_backward[0]
     assert (reduced.kind, reduced.hideable) == ("all_reduce", hideable)

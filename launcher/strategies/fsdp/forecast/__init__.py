@@ -26,7 +26,8 @@ def traffic(wire: Wire) -> Traffic:
     root_again = reshards(ROOT, reshard_after_forward=reshard, tied=model.tied)
     element = wire.resting_bytes  # shards move as they are stored, and are cast on the device
     block_bytes = int(wire.computed_bytes * wire.blocks / model.layers)
-    groups = len(block_groups([block_bytes] * model.layers, wire.device_type))
+    sizes_bytes, together = [block_bytes] * model.layers, not wire.of_another_trainer
+    groups = len(block_groups(sizes_bytes, wire.device_type, together=together))
     forward = tuple(wire.gather_model(element, groups=groups))
     embeddings, blocks = wire.embeddings if root_again else 0, wire.blocks if reshard else 0
     backward = (
