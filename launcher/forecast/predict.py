@@ -4,6 +4,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from launcher.config.resolve import Resolved
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.strategies import forecast_of
@@ -28,12 +30,12 @@ from launcher.strategies import strategy_of
 from launcher.strategies.base import unknown_versions
 from launcher.strategies.ledger import CATEGORIES, Ledger
 from launcher.strategies.offload_sizes import offload_sizes
+from launcher.strategies.parameters import parameter_shapes
 from launcher.strategies.rank import Rank
 from launcher.util.errors import UserError
 from launcher.util.sizes import MIB
 
 INT64 = 8
-MULTIPLYING_THREADS = 2  # the main one and autograd's: each keeps a cuBLAS workspace
 # Size of a GPU's L2 cache, which torch.compile flushes before it times a kernel
 # (get_device_cache_size in torch 2.13.0's torch/_inductor/runtime/benchmarking.py): 60 MiB as torch
 # reports for an H200; 40 MiB on an A100, 50 on an H100.
@@ -107,9 +109,9 @@ def predict(
         buffers.build_masked()
     timeline.period = "first_step"
     timeline.enter("data")
-    workspace_bytes = 0 if gpu is None else gpu.cublas_workspace_bytes
-    for number in range(MULTIPLYING_THREADS):  # as soon as the engine is built: CudaMemory.period
-        timeline.allocate(("workspace", number), workspace_bytes, "temporary")
+    workspaces = _workspaces_bytes(seen.resolved, gpu)
+    for number, size_bytes in enumerate(workspaces):  # once the engine is built: CudaMemory.period
+        timeline.allocate(("workspace", number), size_bytes, "temporary")
     trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
         timeline.period = period
@@ -132,21 +134,34 @@ def predict(
     )
 
 
+def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, int]:
+    """Bytes that cuBLAS keeps for the main thread and for autograd's; before torch 2.12 cuBLASLt,
+    which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175)."""
+    if gpu is None:
+        return 0, 0
+    main = backward = gpu.cublas_workspace_bytes
+    if torch.__version__.startswith("2.11."):
+        shapes = parameter_shapes(resolved.own_model)
+        linears = {name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2}
+        biased = any(f"{name}.bias" in shapes for name in linears)
+        fp8 = resolved.config.optim.arithmetic.fp8_linears
+        kept = resolved.model.activation_checkpointing in ("none", "selective")
+        recomputes = not kept or resolved.model.mlp_tile is not None
+        main += MIB * (biased or fp8)
+        backward += MIB * (fp8 or (biased and recomputes))
+    return main, backward
+
+
 def least_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:
     """Return what the rank of `predict` has on its device in a later backward at least: parameters,
     the optimizer's states and the inputs of blocks. Quick, since nothing is traced for it."""
     buffers = _built(_seen(resolved, world_size, device_type, None)[0])
     buffers.build_states()
-    return buffers.timeline.current_bytes + _least_kept_bytes(resolved)
-
-
-def _least_kept_bytes(resolved: Resolved) -> int:
-    """Return the bytes of a micro-batch that are kept whatever is recomputed: each block's input or
-    as much, but for the first one's, which may need no gradient."""
-    config, model = resolved.config, resolved.own_model
-    if config.model.activation_checkpointing == "offload":
-        return 0
-    return (model.layers - 1) * block_input_bytes(resolved)
+    # Whatever is recomputed, each block's input is kept or as much, but for the first one's, which
+    # may need no gradient.
+    on_device = resolved.config.model.activation_checkpointing != "offload"
+    kept_bytes = on_device * (resolved.own_model.layers - 1) * block_input_bytes(resolved)
+    return buffers.timeline.current_bytes + kept_bytes
 
 
 def block_input_bytes(resolved: Resolved) -> int:

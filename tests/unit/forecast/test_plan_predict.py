@@ -193,6 +193,32 @@ def test_cublas_has_a_workspace_for_each_of_two_threads_from_the_first_step_on()
     assert by_category(given.peak)["temporary"] == by_category(without.peak)["temporary"] + 64 * MIB
 
 
+@pytest.mark.parametrize(
+    ("changes", "more"),
+    [
+        ({}, 0),
+        ({"bias": "none"}, 0),
+        ({"precision": "bf16"}, 0),
+        ({"activation_checkpointing": "full", "bias": "none"}, 0),
+        ({"activation_checkpointing": "full"}, MIB),
+        ({"activation_checkpointing": "selective"}, 0),
+        ({"mlp_tile": 8}, MIB),
+    ],
+)
+def test_before_torch_2_12_biases_are_added_in_workspaces_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], more: int
+) -> None:
+    def peak(version: str) -> int:
+        monkeypatch.setattr(torch, "__version__", version)
+        resolved = resolved_of(1, device_type="cuda", **changes)
+        gpu = gpu_named("H100")
+        found = predict(resolved, world_size=1, device_type="cuda", gpu=gpu)
+        return found.peaks["steady", "data"]
+
+    own = 0 if changes.get("bias") == "none" else MIB
+    assert peak("2.11.0+cu130") - peak("2.13.0+cpu") == own + more
+
+
 def test_a_gpus_blocks_are_multiples_of_512_bytes() -> None:
     prediction = predicted(1, device_type="cuda")
     assert {size % 512 for size in prediction.peaks.values()} == {0}
