@@ -6,6 +6,12 @@ import pytest
 from layer_kernel_cases import CASES, DECODERS, assert_as_torch
 from nullgpu.runs import interpreted
 
+from launcher.util.packages import version_of
+
+pytestmark = pytest.mark.skipif(
+    (version_of("triton") or "").startswith("3.6.") and (version_of("numpy") or "") >= "2.4",
+    reason="Triton 3.6's interpreter runs no loops of these kernels beside NumPy 2.4",
+)
 Found = dict[tuple[str, str, int], Any]
 
 
