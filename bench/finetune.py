@@ -25,7 +25,7 @@ from launcher.data.sources import find_source
 MIB = 2**20
 SHAPE = ("--layers=4", "--d-model=128", "--heads=4", "--kv-heads=2", "--context=192", "--d-ff=384")
 LLAMA = ("--position=rope", "--norm=rms", "--activation=swiglu", "--tied=False")
-BIASES = "--bias=none"
+BIASES = ("--bias=none",)
 BYTES = ("--tokenizer=byte", "--vocab-size=257")
 BASE_TEXT_BYTES = 3_000_000
 LORA: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all", "lr": 3e-3}

@@ -21,7 +21,7 @@ STRATEGIES = {
 }
 _ROPE = (
     *("--position=rope", "--norm=rms", "--activation=swiglu"),
-    *("--bias=none"),
+    "--bias=none",
 )
 _QK_NORM = ("--qk-norm=True", "--tied=True", "--norm-eps=1e-6")
 SHAPES: dict[str, dict[str, tuple[str, ...]]] = {

@@ -73,7 +73,7 @@ UNTIED, BF16 = ("--tied=False",), ("--precision=bf16",)
 ROPE = (
     *("--heads=4", "--kv-heads=2", "--head-dim=10", "--position=rope", "--norm=rms"),
     *("--qk-norm=True", "--activation=swiglu", "--d-ff=46", "--tied=False"),
-    *("--bias=qkv"),
+    "--bias=qkv",
 )
 
 LORA = (*ROPE, "--lora-rank=3", "--random-base", "--lora-targets=all", "--lora-alpha=60")
