@@ -180,11 +180,11 @@ def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
             f"--config {path}: holds {content!r:.40}, but must hold lines of `key: value`"
         )
     values: dict[str, Any] = {}
-    for key, value in old_names.in_file(content).items():
-        if key not in field_types():
-            raise UserError(
-                f"--config {path}: unknown key {key!r}{_nearest(str(key), field_types())}"
-            )
+    with naming(f"--config {path}:"):
+        content = old_names.in_file(content)
+        if unknown := [key for key in content if key not in field_types()]:
+            raise UserError(f"unknown key {unknown[0]!r}{_nearest(str(unknown[0]), field_types())}")
+    for key, value in content.items():
         if key not in replaced and value is not None:
             values[key] = _value_of_entry(path, key, value)
     expand_label(values, f"--config {path}: strategy")

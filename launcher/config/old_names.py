@@ -79,6 +79,7 @@ REMOVED: Final[Mapping[str, Removed]] = {
 }
 
 _BIASES = ("attention_bias", "qkv_bias", "mlp_bias")
+_SWITCHES = {"True": True, "on": True, "False": False, "off": False}
 _noted: set[str] = set()
 
 
@@ -96,23 +97,35 @@ def in_flags(tokens: Sequence[str]) -> list[str]:
     biases: dict[str, bool] = {}
     left: list[str] = []
     for token in tokens:
-        own, _, value = token.partition("=")
+        own, has_value, value = token.partition("=")
         name = own.removeprefix("--no-").removeprefix("--").replace("-", "_")
-        if name in _BIASES and own.startswith("--"):
-            biases[name] = value == "True" if value else not own.startswith("--no-")
-            _note(name, f"{own} was removed and goes with 0.4: use --bias qkv,proj,mlp")
-        else:
+        if name not in _BIASES or not own.startswith("--"):
             left += _today(token)
+            continue
+        asked = _SWITCHES.get(value) if has_value else True
+        negated = own.startswith("--no-")
+        if asked is None or (negated and has_value) or any(t.startswith("--bias") for t in tokens):
+            raise UserError(f"{token} was removed: use --bias qkv,proj,mlp alone")
+        biases[name] = asked != negated
+        _note(name, f"{own} was removed and goes with 0.4: use --bias qkv,proj,mlp")
     return [*left, *(f"{flag(name)}={value}" for name, value in with_bias(biases).items())]
 
 
 def with_bias(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with `bias` in place of the previous version's three; one that is not given
-    has the value that goes best with the others."""
+    """Return the fields with `bias` in place of the previous version's three. Of those, ones that
+    are not given follow from the others: qkv's alone makes Qwen 2's biases, no attention's Llama's.
+
+    Raises:
+        ValueError: one is neither true nor false, or `bias` is there too.
+    """
     attention, qkv, mlp = (fields.get(name) for name in _BIASES)
     left = {name: value for name, value in fields.items() if name not in _BIASES}
     if attention is qkv is mlp is None:
         return left
+    for name in _BIASES:
+        value = fields.get(name)
+        if value is not None and (type(value) is not bool or left.get("bias") is not None):
+            raise ValueError(f"has {name} {value!r:.40}, which was removed: use bias qkv,proj,mlp")
     if mlp is None:
         mlp = attention is not False and qkv is None
     if attention is None:
@@ -150,10 +163,17 @@ def in_file(content: Mapping[str, Any], *, noted: bool = True) -> dict[str, Any]
     """Return the fields of a file, or with `noted` false of a checkpoint, in today's names.
 
     Where `noted`, print what has become of the others.
+
+    Raises:
+        UserError: biases that are neither the previous version's nor today's.
     """
+    try:
+        content = with_bias(content)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     fields: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
-    for key, value in with_bias(content).items():
+    for key, value in content.items():
         gone = REMOVED.get(key)
         if key in RENAMED:
             if noted:

@@ -135,7 +135,7 @@ def predict(
 
 
 def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, int]:
-    """Bytes that cuBLAS keeps for the main thread and for autograd's; before torch 2.12 cuBLASLt,
+    """Bytes that cuBLAS keeps for the main thread and for autograd's. With torch 2.11 cuBLASLt,
     which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175)."""
     if gpu is None:
         return 0, 0

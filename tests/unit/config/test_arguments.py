@@ -421,6 +421,33 @@ def test_biases_of_unknown_projections_are_refused(bias: str) -> None:
         parse_run_config([f"--bias={bias}"])
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--attention-bias=maybe"],
+        ["--mlp-bias="],
+        ["--no-qkv-bias=True"],
+        ["--bias=all", "--no-mlp-bias"],
+    ],
+)
+def test_removed_flags_of_biases_with_other_values_are_refused(flags: list[str]) -> None:
+    with pytest.raises(
+        UserError, match=f"^{flags[-1]} was removed: use --bias qkv,proj,mlp alone$"
+    ):
+        parse_run_config(flags)
+
+
+@pytest.mark.parametrize(
+    "line", ["attention_bias: maybe", "mlp_bias: 3", "qkv_bias: true\nbias: all"]
+)
+def test_removed_fields_of_biases_with_other_values_are_refused(
+    config_file: Path, line: str
+) -> None:
+    config_file.write_text(f"{line}\n")
+    with pytest.raises(UserError, match=r"^--config \S+: has \w+_bias .+ was removed: use bias "):
+        parse_run_config([f"--config={config_file}"])
+
+
 def test_a_foreign_flag_is_answered_with_ours(config_file: Path) -> None:
     ours = {flag(name) for name in field_types()} | {flag(f"no_{name}") for name in field_types()}
     for name, answer in FOREIGN.items():

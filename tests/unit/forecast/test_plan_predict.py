@@ -198,14 +198,13 @@ def test_cublas_has_a_workspace_for_each_of_two_threads_from_the_first_step_on()
     [
         ({}, 0),
         ({"bias": "none"}, 0),
-        ({"precision": "bf16"}, 0),
         ({"activation_checkpointing": "full", "bias": "none"}, 0),
         ({"activation_checkpointing": "full"}, MIB),
         ({"activation_checkpointing": "selective"}, 0),
         ({"mlp_tile": 8}, MIB),
     ],
 )
-def test_before_torch_2_12_biases_are_added_in_workspaces_of_their_own(
+def test_with_torch_2_11_biases_are_added_in_workspaces_of_their_own(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], more: int
 ) -> None:
     def peak(version: str) -> int:
