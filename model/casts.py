@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from launcher.model.derived import derived, derives
 
-_MOST_ELEMENTS: Final = 4 * 2**20
+MOST_ELEMENTS: Final = 4 * 2**20
 """Largest weight that is cast with others: for a larger one a launch is nothing beside its cast,
 and its gradient in the low type would be held until the last of the block is there."""
 
@@ -74,11 +74,11 @@ def cast_together(modules: Sequence[nn.Module], device_type: str) -> Iterator[No
         for name, weight in module._parameters.items()
         if weight is not None and weight.requires_grad and weight.dtype is torch.float32
     ]
-    small = [each for each in found if each[2].numel() <= _MOST_ELEMENTS]
+    small = [each for each in found if each[2].numel() <= MOST_ELEMENTS]
     groups = [small] if small else []
     spares = derives()
     if spares:  # else autocast casts the others, and backward is left its casts
-        groups += [[each] for each in found if each[2].numel() > _MOST_ELEMENTS]
+        groups += [[each] for each in found if each[2].numel() > MOST_ELEMENTS]
     dtype = torch.get_autocast_dtype(device_type)
     for group in groups:
         weights = [weight for _, _, weight in group]

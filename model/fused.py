@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_MOST_WIDTH: Final = 2**14
+MOST_WIDTH: Final = 2**14
 """Longest row that a program of the norms' kernels holds."""
 _PROGRAMS: Final = 1024
 """Programs that a norm's backward starts; each sums its share of the rows. All models have the same
@@ -38,7 +38,7 @@ def takes(x: Tensor) -> bool:
 
 def takes_norm(x: Tensor) -> bool:
     """Return whether x [..., d] is for the kernels of norms: not heads that lie between others."""
-    return takes(x) and x.size(-1) <= _MOST_WIDTH and x.is_contiguous()
+    return takes(x) and x.size(-1) <= MOST_WIDTH and x.is_contiguous()
 
 
 class Norm(torch.autograd.Function):

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import importlib
 import multiprocessing
 import operator
 import os
@@ -29,10 +28,11 @@ from launcher.forecast.cluster import Cluster
 from launcher.forecast.order import VERDICTS, Simplicity, outdone, simplicity
 from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
 from launcher.forecast.timing import rated_type
+from launcher.forecast.work import import_for_recording
 from launcher.strategies import strategy_of, variant_of
 from launcher.util.errors import one_line
 from launcher.util.processes import die_with, usable_cores
-from launcher.util.startup import deaf_children, importing
+from launcher.util.startup import deaf_children
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -101,11 +101,7 @@ def evaluate(
         rated_type(choice.runs[0], search.cluster.machine)  # refuses now instead of in a minute
     groups = _groups(candidates, search)
     if any(PredictionCache(group[0].runs[0], search.cluster).is_empty for group in groups):
-        # FakeTensorMode imports it, which takes over a CPU second: once, before workers fork.
-        with importing():
-            importlib.import_module("torch._dynamo")
-            if any(run.config.loop.compiles for choice in candidates for run in choice.runs):
-                importlib.import_module("torch._inductor.compile_fx")
+        import_for_recording([run for choice in candidates for run in choice.runs])
     # The longest first, so that no core is left with it at the end.
     tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]
     workers = min(len(groups), usable_cores())

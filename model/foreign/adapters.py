@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
@@ -111,8 +112,13 @@ def _last(name: str) -> str:
 
 def _reads_weight(causal: Any, name: str) -> str | None:
     """Return the class that computes with the weight of a linear layer itself, if one does."""
-    owner = type(causal.get_submodule(name.rpartition(".")[0]))
-    return owner.__name__ if f".{_last(name)}.weight" in inspect.getsource(owner) else None
+    owner: Any = type(causal.get_submodule(name.rpartition(".")[0]))
+    return owner.__name__ if f".{_last(name)}.weight" in _source(owner) else None
+
+
+@cache
+def _source(module_class: Any) -> str:
+    return inspect.getsource(module_class)  # which parses the class's whole file
 
 
 def quantized(causal: Any, kind: Quantization) -> dict[str, nn.Linear]:

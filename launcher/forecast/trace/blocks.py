@@ -32,6 +32,7 @@ from launcher.forecast.trace.events import (
 )
 from launcher.forecast.trace.foreign import block_kinds, with_blocks
 from launcher.forecast.trace.micro_batches import trace_of, work_of
+from launcher.forecast.trace.stored import stored_trace, stored_work
 from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
@@ -56,8 +57,9 @@ def trace_micro_batch(
 ) -> MicroBatch:
     """The events of one forward and backward of [micro_batch, seq_len] tokens, local ones of their
     sequences with context parallelism, on one rank of those that compute a model; cached."""
-    few, traced, representatives = _shallow(model)
-    trace = trace_of(few, compute, micro_batch, seq_len, rank)
+    few, traced, representatives = shallow(model)
+    asked = few, compute, micro_batch, seq_len, rank
+    trace = stored_trace(*asked) or trace_of(*asked)
     return _expanded(trace, traced, representatives)
 
 
@@ -70,8 +72,7 @@ def micro_batch_work(
     rank: ModelParallelRank = WHOLE_MODEL,
 ) -> dict[Place, Work]:
     """Work of each segment of the same micro-batch; what a block recomputes is in its backward."""
-    few, _, representatives = _shallow(model)
-    of_few = work_of(few, compute, micro_batch, seq_len, rank)
+    of_few, representatives = _work_of_few(model, compute, micro_batch, seq_len, rank)
     return {
         instance: work
         for place, work in of_few.items()
@@ -89,8 +90,7 @@ def pass_work(
     rank: ModelParallelRank = WHOLE_MODEL,
 ) -> tuple[Work, Work]:
     """Work of the whole forward and of the whole backward."""
-    few, _, representatives = _shallow(model)
-    of_few = work_of(few, compute, micro_batch, seq_len, rank)
+    of_few, representatives = _work_of_few(model, compute, micro_batch, seq_len, rank)
     layers = Counter(representatives)
     forward = backward = NO_WORK
     for place, work in of_few.items():
@@ -102,9 +102,18 @@ def pass_work(
     return forward, backward
 
 
-def _shallow(model: ModelConfig) -> tuple[ModelConfig, list[int], list[int]]:
-    """A model of representative blocks, the numbers that they have in the deep model, and for each
-    block of that one the block that represents it."""
+def _work_of_few(
+    model: ModelConfig, compute: Compute, *where: *tuple[int, int, ModelParallelRank]
+) -> tuple[dict[Place, Work], list[int]]:
+    """Return the work of a shallow model, and for each block the one that represents it."""
+    few, _, representatives = shallow(model)
+    asked = few, compute, *where
+    return stored_work(*asked) or work_of(*asked), representatives
+
+
+def shallow(model: ModelConfig) -> tuple[ModelConfig, list[int], list[int]]:
+    """Return a model of representative blocks, the numbers that they have in the deep model, and
+    for each block of that one the block that represents it."""
     words = model.checkpointing.blocks(model.layers)
     kinds = _kinds(words, model)
     if isinstance(model, ForeignConfig):  # its blocks may differ

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import launcher
 from launcher.forecast.candidates import CHECKPOINTING, PRECISIONS
+from launcher.forecast.trace.stored import DATA
 from launcher.measure.hardware import GPUS
 from launcher.model.names import DATA as NAMES
 from launcher.model.sizes import NAMED
 from launcher.strategies import STRATEGIES
 from launcher.tools.site.inside.answer import assessed, choices_of
-from launcher.tools.site.inside.stored import DATA
 from launcher.tools.site.runtime import Runtime, zipped
 from launcher.util.page import asset, page_html
 

@@ -1,4 +1,5 @@
-"""Record the templates of every structure that the page can be asked about.
+"""Record the templates of every structure that the page can be asked about, for the page and for
+plans (`launcher.forecast.trace.stored`).
 
 `python -m launcher.tools.site.generate` takes minutes on all cores. Run it after a change of the
 model, of tracing or of the candidates; `tests/unit/tools/test_site.py` says when. Recorded with
@@ -25,14 +26,23 @@ from launcher.forecast.predict import traced
 from launcher.forecast.trace import blocks as trace
 from launcher.forecast.trace.events import Compute
 from launcher.forecast.trace.record import record_trace
+from launcher.forecast.trace.stored import (
+    DATA,
+    ORIGIN,
+    dimensions_of,
+    kind_of,
+    origin,
+    structure_of,
+    weights_of_block,
+)
 from launcher.forecast.trace.template import Size, Template, template_of
+from launcher.forecast.trace.template_json import as_json
+from launcher.model import casts
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import NAMED
 from launcher.parallel.mesh import WHOLE_MODEL
 from launcher.strategies.shapes import shapes_of_one_block
-from launcher.tools.site.inside.stored import DATA
 from launcher.tools.site.runtime import zipped
-from launcher.tools.site.template import as_json, dimensions_of, kind_of, structure_of
 from launcher.util.processes import usable_cores
 from launcher.util.startup import deaf_children, interruptible
 
@@ -43,12 +53,11 @@ _MICRO_BATCH, SEQ_LEN, _CHUNK_ROWS = 11, 13, 53  # 143 rows are chunks of 53, 53
 _PRIMES: Final = {
     "micro_batch": 11,
     "seq_len": 13,
-    "d_model": 29,
+    "d_model": 107,  # so that each weight is larger than any bias
     "kv_heads": 7,
-    "heads_per_kv": 17,
-    "qkv_per_kv": 19,
+    "heads_per_kv": 101,  # with those that are rotated, 6 x 17, and all, 103
     "head_size": 23,
-    "d_ff": 31,
+    "d_ff": 33391,  # so that the weights of an MLP are the largest, as they mostly are
     "context": 149,
     "rank": 43,
 }
@@ -57,6 +66,11 @@ _PADDED_VOCAB: Final = 5003
 """A prime; padded to a multiple of 64 it is 64 x 79."""
 _LARGEST_FACTOR: Final = 5
 """Largest prime of constant factors: bytes per element, number of fused matrices."""
+
+
+Structure = tuple[ModelConfig, Compute, int]
+"""What to record for one: a `prime_model`, and the most elements of a weight that autocast casts
+with others."""
 
 
 class _Collected(Exception):
@@ -72,27 +86,26 @@ def main() -> int:
         workers = multiprocessing.get_context("fork").Pool(usable_cores())
     with workers as pool:
         templates = pool.imap(_recorded, found.values(), chunksize=4)
-        for (structure, (model, _)), template in zip(found.items(), templates, strict=True):
+        for (structure, (model, *_)), template in zip(found.items(), templates, strict=True):
             of_kind = kinds.setdefault(
                 kind_of(model), {"shapes": _shapes(model), "structures": {}, "templates": []}
             )
             if template not in of_kind["templates"]:
                 of_kind["templates"].append(template)
             of_kind["structures"][structure] = of_kind["templates"].index(template)
-    texts = {
-        f"{kind}.json": json.dumps(each, separators=(",", ":")) for kind, each in kinds.items()
-    }
+    files = {f"{kind}.json": each for kind, each in kinds.items()} | {ORIGIN: origin()}
+    texts = {name: json.dumps(each, separators=(",", ":")) for name, each in files.items()}
     DATA.write_bytes(zipped({name: text.encode() for name, text in texts.items()}))
     print(f"{DATA}: {DATA.stat().st_size:,} bytes", file=sys.stderr)
     return 0
 
 
-def structures() -> dict[str, tuple[ModelConfig, Compute]]:
+def structures() -> dict[str, Structure]:
     """Return structure -> what to record for it, of all candidates of every kind of named model.
 
     With and without shared key heads, trained in full and with adapters.
     """
-    found: dict[str, tuple[ModelConfig, Compute]] = {}
+    found: dict[str, Structure] = {}
     for config in _configs():
         for run, world_size in _runs(config):
             model, compute, seq_len = _asked_of_trace(run, world_size)
@@ -102,8 +115,11 @@ def structures() -> dict[str, tuple[ModelConfig, Compute]]:
                     continue
                 windowed = model.window is not None and model.window < seq_len - 1
                 prime = prime_model(model, padded=padded, windowed=windowed)
-                key = structure_of(prime, compute, seq_len=SEQ_LEN)
-                found[key] = prime, replace(compute, resident_threads=0)
+                alike = replace(compute, resident_threads=0)
+                sizes = weights_of_block(prime).values()
+                for most in (max(sizes), *(size - 1 for size in sizes)):
+                    key = structure_of(prime, compute, seq_len=SEQ_LEN, most_together=most)
+                    found.setdefault(key, (prime, alike, most))
     return found
 
 
@@ -138,13 +154,13 @@ def _asked_of_trace(run: Resolved, world_size: int) -> tuple[ModelConfig, Comput
         asked.extend(arguments)
         raise _Collected
 
-    with mock.patch.object(trace, "trace_of", note), contextlib.suppress(_Collected):
+    with mock.patch.object(trace, "stored_trace", note), contextlib.suppress(_Collected):
         traced(run, world_size=world_size, device_type="cuda")
     model, compute, _, seq_len, *_ = asked
     return model, compute, seq_len
 
 
-def _recorded(structure: tuple[ModelConfig, Compute]) -> dict[str, Any]:
+def _recorded(structure: Structure) -> dict[str, Any]:
     torch.set_num_threads(1)
     return as_json(record_template(*structure))
 
@@ -171,15 +187,15 @@ def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelCon
         window=2 if windowed else None,
         vocab_size=_PADDED_VOCAB if padded else _VOCAB,
         loss_chunk=_CHUNK_ROWS,
-        rope_scaling=None,
         lora=None if lora is None else replace(lora, rank=p["rank"]),
     )
 
 
-def record_template(model: ModelConfig, compute: Compute) -> Template:
+def record_template(model: ModelConfig, compute: Compute, most_together: int) -> Template:
     """Record the template of a structure, given a `prime_model`."""
     record = partial(record_trace, model, compute, _MICRO_BATCH, SEQ_LEN, WHOLE_MODEL)
-    return template_of(record, partial(_product, primes=_primes_of(model)))
+    with mock.patch.object(casts, "MOST_ELEMENTS", most_together):
+        return template_of(record, partial(_product, primes=_primes_of(model)))
 
 
 def shape_template(model: ModelConfig) -> list[tuple[str, tuple[Size, ...]]]:
@@ -203,15 +219,17 @@ def _primes_of(model: ModelConfig) -> dict[int, tuple[str, int]]:
 
 def _factors(number: int) -> list[int]:
     factors, divisor = [], 2
-    while number > 1:
+    while divisor**2 <= number:
         while number % divisor == 0:
             factors.append(divisor)
             number //= divisor
         divisor += 1
-    return factors
+    return [*factors, number] if number > 1 else factors
 
 
 def _product(number: int, primes: dict[int, tuple[str, int]]) -> Size:
+    if number == 0:
+        return Size(0, ())
     factor, names = 1, []
     for prime in _factors(number):
         factor *= prime

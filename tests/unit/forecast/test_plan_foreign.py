@@ -48,7 +48,7 @@ def test_few_blocks_stand_for_many_where_they_compute_the_same(
 ) -> None:
     layers, recorded = DEEP[name]
     model = foreign_config({**ARCHITECTURES[name], "num_hidden_layers": layers})
-    few, traced, representatives = blocks._shallow(model)
+    few, traced, representatives = blocks.shallow(model)
     assert (few.layers, len(traced), len(representatives)) == (recorded, recorded, layers)
     sums = partial(partial_sums_bytes, resident_threads=0)
     whole = record_trace(model, ON_GPU, 3, 64, rank, sums)
@@ -60,7 +60,7 @@ def test_few_blocks_stand_for_many_where_they_compute_the_same(
 
 def test_blocks_that_differ_stand_for_themselves() -> None:
     routed = foreign_config({**ARCHITECTURES["mixtral"], "num_hidden_layers": 6})
-    assert blocks._shallow(routed)[0] is routed  # a loss of all routers together
+    assert blocks.shallow(routed)[0] is routed  # a loss of all routers together
 
 
 @pytest.mark.parametrize("compute", [ON_GPU, IN_FP32], ids=["bf16", "fp32"])

@@ -57,12 +57,12 @@ def test_a_block_casts_once_in_each_direction(monkeypatch: pytest.MonkeyPatch) -
 
     together = counted()
     assert together["aten::_foreach_copy_"] == 2 * BLOCKS
-    monkeypatch.setattr(casts, "_MOST_ELEMENTS", 64 * 64)
+    monkeypatch.setattr(casts, "MOST_ELEMENTS", 64 * 64)
     small = counted()
     assert small["aten::_foreach_copy_"] == 2 * BLOCKS
     larger = 3  # of 3, 4 and 4 times as many elements
     assert small["aten::_to_copy"] - together["aten::_to_copy"] == 2 * BLOCKS * larger
-    monkeypatch.setattr(casts, "_MOST_ELEMENTS", 0)
+    monkeypatch.setattr(casts, "MOST_ELEMENTS", 0)
     apart = counted()
     assert apart["aten::_foreach_copy_"] == 0
     weights = 8  # of a block: four projections, with a bias each

@@ -35,7 +35,7 @@ def test_selective_computes_norms_and_casts_again_to_the_same_bits(
     most_cast_together: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if most_cast_together is not None:  # others one by one, outside of autocast's cache
-        monkeypatch.setattr(casts, "_MOST_ELEMENTS", most_cast_together)
+        monkeypatch.setattr(casts, "MOST_ELEMENTS", most_cast_together)
     none, backward = step("none")
     selective, again = step("selective")
     assert all(torch.equal(*pair) for pair in zip(none, selective, strict=True))

@@ -1,10 +1,11 @@
 """In a browser: launcher/forecast/trace/micro_batches.py, from what was recorded before."""
 
 from launcher.forecast.trace.events import Compute, Place, Trace
+from launcher.forecast.trace.stored import trace_from, work_from
 from launcher.forecast.trace.work import Work
 from launcher.model.config import ModelConfig
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
-from launcher.tools.site.inside.stored import stored_trace, stored_work
+from launcher.tools.site.inside.stored import template_here
 
 
 def trace_of(
@@ -16,7 +17,8 @@ def trace_of(
 ) -> Trace:
     """The trace of a model on a single model-parallel rank."""
     assert rank == WHOLE_MODEL
-    return stored_trace(model, compute, micro_batch, seq_len)
+    template = template_here(model, compute, seq_len)
+    return trace_from(template, model, compute, micro_batch, seq_len)
 
 
 def work_of(
@@ -28,4 +30,4 @@ def work_of(
 ) -> dict[Place, Work]:
     """Work of its segments."""
     assert rank == WHOLE_MODEL
-    return stored_work(model, compute, micro_batch, seq_len)
+    return work_from(template_here(model, compute, seq_len), model, micro_batch, seq_len)

@@ -1,7 +1,7 @@
 """In a browser: launcher/strategies/shapes.py, from what it has said before."""
 
 from launcher.model.config import ModelConfig
-from launcher.tools.site.inside.stored import stored_shapes as shapes_of_one_block
+from launcher.tools.site.inside.stored import shapes_of_one_block
 
 __all__ = ["shapes_of_one_block", "tied_modules"]
 

@@ -1,77 +1,42 @@
-"""The templates that `launcher.tools.site.generate` has written."""
+"""What `launcher.forecast.trace.stored` has, in the place of what would have to be recorded."""
 
-import json
-import zipfile
-from functools import cache
-from pathlib import Path
-from typing import Any, Final
-
-from launcher.forecast.trace.events import Compute, Place, Trace
-from launcher.forecast.trace.kernels import partial_sums_bytes
-from launcher.forecast.trace.template import Dimensions, Size, Template, filled, filled_work
-from launcher.forecast.trace.work import Work
+from launcher.forecast.trace.events import Compute
+from launcher.forecast.trace.stored import (
+    dimensions_of,
+    kind_of,
+    stored_kind,
+    template_of_structure,
+)
+from launcher.forecast.trace.template import Size, Template
 from launcher.model.config import ModelConfig
-from launcher.tools.site.template import dimensions_of, from_json, kind_of, structure_of
 from launcher.util.errors import UserError
 
-DATA: Final = Path(__file__).parent / "traces.zip"
-_UNKNOWN: Final = "this page does not know such a model: shardscale plan, on your machine, does"
+_UNKNOWN = "this page does not know such a model: shardscale plan, on your machine, does"
 
 
-def stored_trace(model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int) -> Trace:
-    """Return what `trace_of` would.
-
-    Raises:
-        UserError: of a structure that is not stored.
-    """
-    template, dimensions = _asked(model, compute, micro_batch, seq_len)
-
-    def partial_bytes(rows: int, columns: int, element_bytes: int) -> int:
-        threads = compute.resident_threads
-        return partial_sums_bytes(rows, columns, element_bytes, resident_threads=threads)
-
-    return filled(template, dimensions, partial_bytes)
-
-
-def stored_work(
-    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
-) -> dict[Place, Work]:
-    """Return what `work_of` would.
+def template_here(model: ModelConfig, compute: Compute, seq_len: int) -> Template:
+    """Return the template of a structure.
 
     Raises:
-        UserError: of a structure that is not stored.
+        UserError: it is not stored.
     """
-    return filled_work(*_asked(model, compute, micro_batch, seq_len))
+    template = template_of_structure(model, compute, seq_len)
+    if template is None:
+        raise UserError(_UNKNOWN)
+    return template
 
 
-def _asked(
-    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
-) -> tuple[Template, Dimensions]:
-    template = _template(kind_of(model), structure_of(model, compute, seq_len=seq_len))
-    return template, dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len)
+def shapes_of_one_block(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+    """Return what `launcher.strategies.shapes` would.
 
-
-def stored_shapes(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """Return what `shapes_of_one_block` would."""
+    Raises:
+        UserError: of a kind of decoder that is not stored.
+    """
     dimensions = dimensions_of(model, micro_batch=1, seq_len=1)
+    stored = stored_kind(kind_of(model))
+    if "shapes" not in stored:
+        raise UserError(_UNKNOWN)
     return [
         (name, tuple(Size(factor, tuple(names)).bytes(dimensions) for factor, *names in shape))
-        for name, shape in _stored(kind_of(model))["shapes"]
+        for name, shape in stored["shapes"]
     ]
-
-
-@cache
-def _template(kind: str, structure: str) -> Template:
-    stored = _stored(kind)
-    if structure not in stored["structures"]:
-        raise UserError(_UNKNOWN)
-    return from_json(stored["templates"][stored["structures"][structure]])
-
-
-@cache
-def _stored(kind: str) -> Any:
-    with zipfile.ZipFile(DATA) as archive:
-        try:
-            return json.loads(archive.read(f"{kind}.json"))
-        except KeyError:
-            raise UserError(_UNKNOWN) from None

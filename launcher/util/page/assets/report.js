@@ -132,6 +132,7 @@ function scatterSection() {
       ["strategy", `${run.strategy} = ${run.strategy_also_called ?? "n/a"}`],
       [MEMORY[kind], shown(run[kind], "bytes")],
       ["tokens/s", shown(run.tokens_per_s, "rate")],
+      ["tokens/s, median step", shown(run.tokens_per_s_median, "rate")],
       ["interquartile range", spreadText(run) ?? "n/a"],
       ["time per step", shown(run.step_time_s, "seconds")],
       ["on the Pareto front", run.pareto.includes(kind) ? "yes" : "no"],
@@ -140,7 +141,7 @@ function scatterSection() {
   const chart = figure(draw(first));
   const pick = choice("memory", kinds.map((kind) => [kind, MEMORY[kind]]), (kind) => chart.set(draw(kind)));
   return section(title,
-    "Filled points and the dashed line are the Pareto front: no other run is both faster and smaller. Up and to the left is better. Vertical bars are interquartile ranges over steps.",
+    "Filled points and the dashed line are the Pareto front: no other run is both faster and smaller. Up and to the left is better. Points are means over all timed steps, vertical bars the middle half of the single steps: a few slow steps put a point below its bar.",
     kinds.length > 1 ? [pick] : [], ...runLegend(), chart.host);
 }
 

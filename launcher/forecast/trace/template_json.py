@@ -1,9 +1,4 @@
-"""Which dimensions the calculator's traces are products of, and how they are kept.
-
-Recorded once with dimensions that are distinct primes, a trace serves for all models of the same
-structure (`launcher.forecast.trace.template`). No torch is needed for that, so that a browser can
-do it.
-"""
+"""Templates as JSON."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,7 +6,6 @@ from typing import Any, Final
 
 from launcher.forecast.trace.events import (
     AllocationId,
-    Compute,
     Lifetime,
     Module,
     Part,
@@ -19,85 +13,13 @@ from launcher.forecast.trace.events import (
     Trace,
     Tuned,
 )
-from launcher.forecast.trace.template import (
-    CHUNKS,
-    Dimensions,
-    PartialSums,
-    Size,
-    Template,
-    loss_chunks,
-)
+from launcher.forecast.trace.template import CHUNKS, PartialSums, Size, Template
 from launcher.forecast.trace.work import Product, SegmentWork
-from launcher.model.config import ModelConfig
-
-ALIGNED_VOCAB: Final = 8
-PADDED_VOCAB: Final = 64
-"""Of rows that are no multiple of the one, a head's weight in bf16 is padded to one of the other:
-`padded_size` in launcher/model/loss.py."""
 
 PARTS: Final[tuple[Part, ...]] = (
     *("embed", "block", "head"),
     *("head_backward", "block_backward", "embed_backward"),
 )
-
-
-def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dimensions:
-    """The dimensions that sizes are products of."""
-    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, None)
-    padded = -(-model.vocab_size // PADDED_VOCAB) * PADDED_VOCAB
-    groups = model.heads // model.kv_head_count
-    return {
-        "micro_batch": micro_batch,
-        "seq_len": seq_len,
-        "d_model": model.d_model,
-        "kv_heads": model.kv_head_count,
-        "heads_per_kv": groups,
-        "qkv_per_kv": groups + 2,
-        "head_size": model.head_size,
-        "d_ff": model.ffn_dim,
-        "vocab": model.vocab_size,
-        "padded_vocab": padded,
-        "context": model.context,
-        "rank": 0 if model.lora is None else model.lora.rank,
-        "chunk": chunk,
-        "last_chunk": last,
-        "chunks": chunks,
-    }
-
-
-def kind_of(model: ModelConfig) -> str:
-    """Return what a model's parameters depend on beside its dimensions."""
-    flags = {
-        "rope": model.position == "rope",
-        "rms": model.norm == "rms",
-        "qk_norm": model.qk_norm,
-        "grouped": model.kv_head_count < model.heads,
-        "tied": model.tied,
-        "qkv_bias": model.has_bias("qkv"),
-        "attention_bias": model.has_bias("proj"),
-        "mlp_bias": model.has_bias("mlp"),
-    }
-    adapters = "" if model.lora is None else "lora=" + ",".join(model.lora.targets)
-    return " ".join([model.activation, adapters, *(name for name, has in flags.items() if has)])
-
-
-def structure_of(model: ModelConfig, compute: Compute, *, seq_len: int) -> str:
-    """Return what a trace depends on beside its dimensions: with the same, it is one template.
-
-    Args:
-        model: with as few blocks as are traced.
-    """
-    low = compute.autocast or compute.params_dtype.itemsize == 2
-    flags = {
-        "padded": low and model.vocab_size % ALIGNED_VOCAB != 0,
-        "windowed": model.window is not None and model.window < seq_len - 1,
-        "stage3": compute.stage3,
-        "autocast": compute.autocast,
-        "low": compute.params_dtype.itemsize == 2,
-        "frozen_low": compute.frozen_dtype.itemsize == 2 and model.lora is not None,
-    }
-    words = [kind_of(model), model.attention, str(model.layers), model.activation_checkpointing]
-    return " ".join([*words, *(name for name, has in flags.items() if has)])
 
 
 def as_json(template: Template) -> dict[str, Any]:

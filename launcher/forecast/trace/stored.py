@@ -1,0 +1,224 @@
+"""Traces that come with the package. Recording one, and importing what records it, would take
+longer than the rest of a plan.
+
+Recorded once with dimensions that are distinct primes, a trace serves for all models of the same
+structure (`launcher.forecast.trace.template`). `launcher.tools.site.generate` records those of the
+named models; they are used where this torch and these sources would record the same. No torch is
+needed for that, so that a browser can do it.
+"""
+
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from launcher.forecast.trace.events import Compute, Place, Trace
+from launcher.forecast.trace.kernels import partial_sums_bytes
+from launcher.forecast.trace.template import (
+    Dimensions,
+    Template,
+    filled,
+    filled_work,
+    loss_chunks,
+)
+from launcher.forecast.trace.template_json import from_json
+from launcher.forecast.trace.work import Work
+from launcher.model.casts import MOST_ELEMENTS
+from launcher.model.config import ModelConfig
+from launcher.model.fused import MOST_WIDTH
+from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
+
+DATA: Final = Path(__file__).with_name("traces.zip")
+ORIGIN: Final = "origin.json"
+"""Of the data: the torch and the sources that have recorded them."""
+_PACKAGE: Final = Path(__file__).parents[2]
+ALIGNED_VOCAB: Final = 8
+PADDED_VOCAB: Final = 64
+"""Of rows that are no multiple of the one, a head's weight in bf16 is padded to one of the other:
+`padded_size` in launcher/model/loss.py."""
+
+# Fields of a model that its structure's name or its dimensions tell, or of which nothing depends.
+_TOLD: Final = (
+    *("activation", "position", "norm", "qk_norm", "tied", "bias", "attention", "window"),
+    *("activation_checkpointing", "vocab_size", "context", "layers", "heads", "kv_heads"),
+    *("head_dim", "d_model", "d_ff", "loss_chunk", "rope_theta", "rope_scaling", "norm_eps"),
+)
+
+
+def stored_trace(
+    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int, rank: ModelParallelRank
+) -> Trace | None:
+    """Return what `micro_batches.trace_of` would; None where it is not stored."""
+    template = stored_template(model, compute, seq_len, rank)
+    if template is None:
+        return None
+    return trace_from(template, model, compute, micro_batch, seq_len)
+
+
+def stored_work(
+    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int, rank: ModelParallelRank
+) -> dict[Place, Work] | None:
+    """Return what `micro_batches.work_of` would; None where it is not stored."""
+    template = stored_template(model, compute, seq_len, rank)
+    return None if template is None else work_from(template, model, micro_batch, seq_len)
+
+
+def stored_template(
+    model: ModelConfig, compute: Compute, seq_len: int, rank: ModelParallelRank
+) -> Template | None:
+    """Return the template of a micro-batch; None where anything but the name of its structure and
+    its dimensions makes the trace what it is, or would be recorded otherwise here."""
+    told = (
+        rank == WHOLE_MODEL
+        and type(model) is ModelConfig
+        and model == _as_told(model)
+        and model.loss_chunk != 0
+        and model.kv_head_count > 1  # else what is transposed need not be copied
+        and model.d_model <= MOST_WIDTH
+        and compute == _computed_as_told(compute)
+    )
+    return template_of_structure(model, compute, seq_len) if told and _is_of_today() else None
+
+
+def trace_from(
+    template: Template, model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
+) -> Trace:
+    """Return the trace of a model by the template of its structure."""
+    sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
+    dimensions = dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len)
+    return filled(template, dimensions, sums)
+
+
+def work_from(
+    template: Template, model: ModelConfig, micro_batch: int, seq_len: int
+) -> dict[Place, Work]:
+    """Return the work of each segment of a model by the template of its structure."""
+    return filled_work(template, dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len))
+
+
+def template_of_structure(model: ModelConfig, compute: Compute, seq_len: int) -> Template | None:
+    """Return the template of a structure, whatever has recorded it; None if it is not stored."""
+    return _template(kind_of(model), structure_of(model, compute, seq_len=seq_len))
+
+
+@cache
+def _template(kind: str, structure: str) -> Template | None:
+    number = (stored := stored_kind(kind))["structures"].get(structure)
+    return None if number is None else from_json(stored["templates"][number])
+
+
+@cache
+def stored_kind(kind: str) -> Any:
+    """Return all that is stored of a kind of decoder; no structure of one that is not."""
+    with zipfile.ZipFile(DATA) as archive:
+        name = f"{kind}.json"
+        return json.loads(archive.read(name)) if name in archive.namelist() else {"structures": {}}
+
+
+def _as_told(model: ModelConfig) -> ModelConfig:
+    lora = None if model.lora is None else replace(model.lora, dropout=0.0)
+    return ModelConfig(**{name: getattr(model, name) for name in _TOLD}, lora=lora)
+
+
+def _computed_as_told(compute: Compute) -> Compute:
+    names = ["params_dtype", "frozen_dtype", "autocast", "stage3", "resident_threads"]
+    names += ["kept_share"]  # of compiled blocks
+    return Compute(device_type="cuda", **{name: getattr(compute, name) for name in names})
+
+
+@cache
+def _is_of_today() -> bool:
+    with zipfile.ZipFile(DATA) as archive:
+        return bool(json.loads(archive.read(ORIGIN)) == origin())
+
+
+def origin() -> dict[str, str]:
+    """Return what decides how a trace is recorded: torch's version, and a digest of the sources."""
+    folders = ("forecast/trace", "model", "model/attention")
+    sources = [source for folder in folders for source in (_PACKAGE / folder).glob("*.py")]
+    digest = hashlib.sha256()
+    for source in (*sorted(sources), _PACKAGE / "measure" / "live_trace.py"):
+        digest.update(source.read_bytes())
+    return {"torch": torch.__version__.partition("+")[0], "sources": digest.hexdigest()}
+
+
+def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dimensions:
+    """The dimensions that sizes are products of."""
+    chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, None)
+    padded = -(-model.vocab_size // PADDED_VOCAB) * PADDED_VOCAB
+    groups = model.heads // model.kv_head_count
+    return {
+        "micro_batch": micro_batch,
+        "seq_len": seq_len,
+        "d_model": model.d_model,
+        "kv_heads": model.kv_head_count,
+        "heads_per_kv": groups,
+        "rotated_per_kv": groups + 1,
+        "qkv_per_kv": groups + 2,
+        "head_size": model.head_size,
+        "d_ff": model.ffn_dim,
+        "vocab": model.vocab_size,
+        "padded_vocab": padded,
+        "context": model.context,
+        "rank": 0 if model.lora is None else model.lora.rank,
+        "chunk": chunk,
+        "last_chunk": last,
+        "chunks": chunks,
+    }
+
+
+def kind_of(model: ModelConfig) -> str:
+    """Return what a model's parameters depend on beside its dimensions."""
+    flags = {
+        "rope": model.position == "rope",
+        "scaled": model.rope_scaling is not None,
+        "rms": model.norm == "rms",
+        "qk_norm": model.qk_norm,
+        "grouped": model.kv_head_count < model.heads,
+        "tied": model.tied,
+        "qkv_bias": model.has_bias("qkv"),
+        "attention_bias": model.has_bias("proj"),
+        "mlp_bias": model.has_bias("mlp"),
+    }
+    adapters = "" if model.lora is None else "lora=" + ",".join(model.lora.targets)
+    return " ".join([model.activation, adapters, *(name for name, has in flags.items() if has)])
+
+
+def structure_of(
+    model: ModelConfig, compute: Compute, *, seq_len: int, most_together: int = MOST_ELEMENTS
+) -> str:
+    """Return what a trace depends on beside its dimensions: with the same, it is one template.
+
+    Args:
+        model: with as few blocks as are traced.
+        most_together: elements of the largest weight that autocast casts with others.
+    """
+    low = compute.autocast or compute.params_dtype.itemsize == 2
+    flags = {
+        "padded": low and model.vocab_size % ALIGNED_VOCAB != 0,
+        "windowed": model.window is not None and model.window < seq_len - 1,
+        "stage3": compute.stage3,
+        "autocast": compute.autocast,
+        "low": compute.params_dtype.itemsize == 2,
+        "frozen_low": compute.frozen_dtype.itemsize == 2 and model.lora is not None,
+    }
+    words = [kind_of(model), model.attention, str(model.layers), model.activation_checkpointing]
+    if compute.autocast and model.lora is None:
+        words += [n for n, size in weights_of_block(model).items() if size > most_together]
+    return " ".join([*words, *(name for name, has in flags.items() if has)])
+
+
+def weights_of_block(model: ModelConfig) -> dict[str, int]:
+    """Return the elements of each projection's weight."""
+    rows = {
+        "up": model.ffn_dim * (2 if model.activation == "swiglu" else 1),
+        "down": model.ffn_dim,
+        "qkv": (model.heads + 2 * model.kv_head_count) * model.head_size,
+        "proj": model.heads * model.head_size,
+    }
+    return {name: count * model.d_model for name, count in rows.items()}
