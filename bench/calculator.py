@@ -18,14 +18,17 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from playwright.sync_api import Page, sync_playwright
 from runs import table
 
 from launcher.forecast import plan_cli as plan_cli
+from launcher.forecast.trace import blocks
 from launcher.measure.hardware import GPUS
 from launcher.model.sizes import NAMED
 from launcher.tools.site import site_cli as site_cli
+from launcher.util.errors import ExitCode
 
 SHARDINGS = (
     "ddp",
@@ -38,6 +41,7 @@ SHARDINGS = (
     "zero3+cpu",
     "fsdp+cpu",
 )
+SIDES = ("plan", "page")
 KEPT = ("used_bytes", "host_bytes", "tokens_per_s")
 MOST_APART = 0.01
 
@@ -141,9 +145,14 @@ def compared(page: Page, argv: list[str]) -> list[dict[str, Any]]:
 def planned(argv: list[str]) -> tuple[list[dict[str, Any]], str | None]:
     """What `plan --json` says, or why it refuses."""
     said, refusal = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(refusal):
+    with (
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(refusal),
+        mock.patch.object(blocks, "stored_trace", return_value=None),  # the page's own traces
+        mock.patch.object(blocks, "stored_work", return_value=None),
+    ):
         code = plan_cli.main([*argv, "--no-calibration", "--json"])
-    if code != 0:
+    if code == ExitCode.REFUSED:
         return [], refusal.getvalue().strip().removeprefix("shardscale: ")
     return json.loads(said.getvalue()), None
 
@@ -180,8 +189,10 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
             " ".join(row["arguments"]),
             f"{row['plan']['used_bytes']:,}",
             f"{row['page']['used_bytes']:,}",
-            f"{row['plan']['tokens_per_s']:,.1f}",
-            "-" if (speed := row["page"]["tokens_per_s"]) is None else f"{speed:,.1f}",
+            *(
+                "-" if (speed := row[of]["tokens_per_s"]) is None else f"{speed:,.1f}"
+                for of in SIDES
+            ),
             f"{row['apart']:.1e}",
         ]
         for row in rows
