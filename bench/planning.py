@@ -1,5 +1,5 @@
-"""CPU seconds of `shardscale plan`: three large questions, and one about a very deep model, cold,
-and again with what the first has left in the cache.
+"""CPU seconds of `shardscale plan`: a small question and large ones, cold, and again with what the
+first has left in the cache.
 
     python bench/planning.py [--before CHECKOUT] [--case PART-OF-ITS-NAME]
 
@@ -22,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 CASES = {
+    "gpt2-xl, 4 GPUs of 24 GiB": "--model gpt2-xl --gpus 4 --gpu-memory 24GiB",
     "gpt2-xl, 8 A100": "--model gpt2-xl --gpus 8 --gpu A100-80GB --global-batch 128",
     "gpt2-xl, 8 A100, every choice": (
         "--model gpt2-xl --gpus 8 --gpu A100-80GB --global-batch 128 --all"

@@ -1,5 +1,4 @@
-"""Traces that come with the package. Recording one, and importing what records it, would take
-longer than the rest of a plan.
+"""Traces that come with the package, which spare a plan to record them, and to import what does.
 
 Recorded once with dimensions that are distinct primes, a trace serves for all models of the same
 structure (`launcher.forecast.trace.template`). `launcher.tools.site.generate` records those of the
@@ -31,19 +30,25 @@ from launcher.forecast.trace.work import Work
 from launcher.model.casts import MOST_ELEMENTS
 from launcher.model.config import ModelConfig
 from launcher.model.fused import MOST_WIDTH
+from launcher.model.products import linear_products
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 
 DATA: Final = Path(__file__).with_name("traces.zip")
 ORIGIN: Final = "origin.json"
-"""Of the data: the torch and the sources that have recorded them."""
+"""Names the torch and the sources that have recorded the data."""
 _PACKAGE: Final = Path(__file__).parents[2]
+_RECORDS: Final = (
+    *("forecast/trace/*.py", "model/*.py", "model/attention/*.py", "measure/live_trace.py"),
+    *("parallel/model_parallel.py", "strategies/build_inputs.py"),
+)
+"""Sources that run while a trace is recorded."""
 ALIGNED_VOCAB: Final = 8
 PADDED_VOCAB: Final = 64
-"""Of rows that are no multiple of the one, a head's weight in bf16 is padded to one of the other:
+"""A head's weight in bf16 whose rows are no multiple of the one is padded to one of the other:
 `padded_size` in launcher/model/loss.py."""
 
-# Fields of a model that its structure's name or its dimensions tell, or of which nothing depends.
-_TOLD: Final = (
+# Fields that a structure's name or its dimensions describe, or on which no size depends.
+_DESCRIBED: Final = (
     *("activation", "position", "norm", "qk_norm", "tied", "bias", "attention", "window"),
     *("activation_checkpointing", "vocab_size", "context", "layers", "heads", "kv_heads"),
     *("head_dim", "d_model", "d_ff", "loss_chunk", "rope_theta", "rope_scaling", "norm_eps"),
@@ -73,16 +78,16 @@ def stored_template(
 ) -> Template | None:
     """Return the template of a micro-batch; None where anything but the name of its structure and
     its dimensions makes the trace what it is, or would be recorded otherwise here."""
-    told = (
+    described = (
         rank == WHOLE_MODEL
         and type(model) is ModelConfig
-        and model == _as_told(model)
+        and model == _as_described(model)
         and model.loss_chunk != 0
         and model.kv_head_count > 1  # else what is transposed need not be copied
         and model.d_model <= MOST_WIDTH
-        and compute == _computed_as_told(compute)
+        and compute == _compute_as_described(compute)
     )
-    return template_of_structure(model, compute, seq_len) if told and _is_of_today() else None
+    return template_of_structure(model, compute, seq_len) if described and _is_of_today() else None
 
 
 def trace_from(
@@ -120,12 +125,12 @@ def stored_kind(kind: str) -> Any:
         return json.loads(archive.read(name)) if name in archive.namelist() else {"structures": {}}
 
 
-def _as_told(model: ModelConfig) -> ModelConfig:
+def _as_described(model: ModelConfig) -> ModelConfig:
     lora = None if model.lora is None else replace(model.lora, dropout=0.0)
-    return ModelConfig(**{name: getattr(model, name) for name in _TOLD}, lora=lora)
+    return ModelConfig(**{name: getattr(model, name) for name in _DESCRIBED}, lora=lora)
 
 
-def _computed_as_told(compute: Compute) -> Compute:
+def _compute_as_described(compute: Compute) -> Compute:
     names = ["params_dtype", "frozen_dtype", "autocast", "stage3", "resident_threads"]
     names += ["kept_share"]  # of compiled blocks
     return Compute(device_type="cuda", **{name: getattr(compute, name) for name in names})
@@ -139,11 +144,10 @@ def _is_of_today() -> bool:
 
 def origin() -> dict[str, str]:
     """Return what decides how a trace is recorded: torch's version, and a digest of the sources."""
-    folders = ("forecast/trace", "model", "model/attention")
-    sources = [source for folder in folders for source in (_PACKAGE / folder).glob("*.py")]
     digest = hashlib.sha256()
-    for source in (*sorted(sources), _PACKAGE / "measure" / "live_trace.py"):
-        digest.update(source.read_bytes())
+    for pattern in _RECORDS:
+        for source in sorted(_PACKAGE.glob(pattern)):
+            digest.update(source.read_bytes())
     return {"torch": torch.__version__.partition("+")[0], "sources": digest.hexdigest()}
 
 
@@ -209,16 +213,6 @@ def structure_of(
     }
     words = [kind_of(model), model.attention, str(model.layers), model.activation_checkpointing]
     if compute.autocast and model.lora is None:
-        words += [n for n, size in weights_of_block(model).items() if size > most_together]
+        weights = [product.weights for product in linear_products(model)]
+        words += [f"apart-{n}" for n, size in enumerate(weights) if size > most_together]
     return " ".join([*words, *(name for name, has in flags.items() if has)])
-
-
-def weights_of_block(model: ModelConfig) -> dict[str, int]:
-    """Return the elements of each projection's weight."""
-    rows = {
-        "up": model.ffn_dim * (2 if model.activation == "swiglu" else 1),
-        "down": model.ffn_dim,
-        "qkv": (model.heads + 2 * model.kv_head_count) * model.head_size,
-        "proj": model.heads * model.head_size,
-    }
-    return {name: count * model.d_model for name, count in rows.items()}

@@ -33,12 +33,12 @@ from launcher.forecast.trace.stored import (
     kind_of,
     origin,
     structure_of,
-    weights_of_block,
 )
 from launcher.forecast.trace.template import Size, Template, template_of
 from launcher.forecast.trace.template_json import as_json
 from launcher.model import casts
 from launcher.model.config import ModelConfig
+from launcher.model.products import linear_products
 from launcher.model.sizes import NAMED
 from launcher.parallel.mesh import WHOLE_MODEL
 from launcher.strategies.shapes import shapes_of_one_block
@@ -69,8 +69,8 @@ _LARGEST_FACTOR: Final = 5
 
 
 Structure = tuple[ModelConfig, Compute, int]
-"""What to record for one: a `prime_model`, and the most elements of a weight that autocast casts
-with others."""
+"""A `prime_model`, how it computes, and the most elements of a weight that autocast casts with
+others."""
 
 
 class _Collected(Exception):
@@ -116,7 +116,7 @@ def structures() -> dict[str, Structure]:
                 windowed = model.window is not None and model.window < seq_len - 1
                 prime = prime_model(model, padded=padded, windowed=windowed)
                 alike = replace(compute, resident_threads=0)
-                sizes = weights_of_block(prime).values()
+                sizes = [product.weights for product in linear_products(prime)]
                 for most in (max(sizes), *(size - 1 for size in sizes)):
                     key = structure_of(prime, compute, seq_len=SEQ_LEN, most_together=most)
                     found.setdefault(key, (prime, alike, most))

@@ -15,6 +15,7 @@ from launcher.forecast.trace.stored import stored_template, stored_trace, stored
 from launcher.model.casts import MOST_ELEMENTS
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import Lora
+from launcher.model.products import linear_products
 from launcher.model.sizes import named
 from launcher.parallel.mesh import WHOLE_MODEL, ContextRank, ModelParallelRank, TensorRank
 
@@ -69,7 +70,7 @@ def test_stored_is_what_would_be_recorded(case: str) -> None:
 
 
 def test_weights_cast_apart_are_in_the_cases() -> None:
-    sizes = stored.weights_of_block(model_of("gpt2-xl")).values()
+    sizes = [product.weights for product in linear_products(model_of("gpt2-xl"))]
     assert min(sizes) <= MOST_ELEMENTS < max(sizes)
 
 

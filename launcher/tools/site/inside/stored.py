@@ -1,4 +1,4 @@
-"""What `launcher.forecast.trace.stored` has, in the place of what would have to be recorded."""
+"""Read stored traces and shapes in a browser, which can record none."""
 
 from launcher.forecast.trace.events import Compute
 from launcher.forecast.trace.stored import (
