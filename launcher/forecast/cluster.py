@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 
 from launcher.config.schema import RunConfig
 from launcher.forecast.calibration import Calibration
@@ -10,6 +11,7 @@ from launcher.forecast.candidates import PRECISIONS, Choice, choices
 from launcher.forecast.fit import STAGING_BYTES, outside_bytes
 from launcher.forecast.machine import Machine
 from launcher.measure.hardware import GPUS, Gpu
+from launcher.model.checkpointing import parse
 from launcher.util.errors import UserError
 from launcher.util.sizes import gib, parse_gpu_memory
 
@@ -92,7 +94,8 @@ def choices_on(cluster: Cluster, config: RunConfig, fixed: Set[str]) -> list[Cho
     precisions = [precision for precision in PRECISIONS if precision in rated]
     if "fp16" in rated and "bf16" not in rated:  # fp16 only here: loss scaling may skip steps
         precisions.insert(0, "fp16")
-    return choices(
+    find = partial(
+        choices,
         config,
         fixed,
         world_size=cluster.world_size,
@@ -100,6 +103,12 @@ def choices_on(cluster: Cluster, config: RunConfig, fixed: Set[str]) -> list[Cho
         device_type=cluster.machine.device,
         precisions=precisions,
     )
+    if parse(config.model.activation_checkpointing).budget_bytes is None:
+        return find()
+    from launcher.forecast.forked import in_workers  # a page in a browser has no processes
+
+    (found,) = in_workers(find, [()])  # which records traces
+    return found
 
 
 def _assumed(gpu: Gpu) -> str:

@@ -1,19 +1,13 @@
 """Evaluation of candidates by forked workers, which prune what cannot be the best."""
 
-import contextlib
 import dataclasses
-import gc
-import multiprocessing
 import operator
-import os
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import torch
+from typing import Final
 
 from launcher.forecast.assess import Assessment, assess
 from launcher.forecast.bounds import (
@@ -25,17 +19,13 @@ from launcher.forecast.bounds import (
 )
 from launcher.forecast.candidates import Choice
 from launcher.forecast.cluster import Cluster
+from launcher.forecast.forked import count_one, in_workers
 from launcher.forecast.order import VERDICTS, Simplicity, outdone, simplicity
 from launcher.forecast.prediction_cache import PredictionCache, remove_oldest_files
 from launcher.forecast.timing import rated_type
 from launcher.forecast.work import import_for_recording
 from launcher.strategies import strategy_of, variant_of
 from launcher.util.errors import one_line
-from launcher.util.processes import die_with, usable_cores
-from launcher.util.startup import deaf_children
-
-if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
 
 LARGEST_BATCH: Final = "largest-batch"
 LARGEST_MODEL: Final = "largest-model"
@@ -48,8 +38,6 @@ would "fit"."""
 _PACKAGE: Final = str(Path(__file__).parents[1])
 Progress = Callable[[int, int], None]
 """Called with the number of evaluated candidates and the number of all."""
-_evaluated: "Synchronized[int]"
-"""In a worker: number of candidates that all workers are done with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,18 +92,9 @@ def evaluate(
         import_for_recording([run for choice in candidates for run in choice.runs])
     # The longest first, so that no core is left with it at the end.
     tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]
-    workers = min(len(groups), usable_cores())
-    context = multiprocessing.get_context("fork")  # nothing is imported again
-    begun = (evaluated := context.Value("i", 0)), os.getpid()
-    with contextlib.ExitStack() as stack:
-        with deaf_children():  # a Ctrl-C that has come meanwhile arrives at its end
-            pool = stack.enter_context(context.Pool(workers, _start_worker, begun))
-        result = pool.starmap_async(_evaluate_group, tasks, chunksize=1)
-        while not result.ready():
-            progress(evaluated.value, len(candidates))
-            result.wait(0.2)
+    results = in_workers(_evaluate_group, tasks, lambda done: progress(done, len(candidates)))
     remove_oldest_files()
-    return [each for group in result.get() for each in group]
+    return [each for group in results for each in group]
 
 
 def _groups(candidates: Sequence[Choice], search: Search) -> list[list[Choice]]:
@@ -152,15 +131,7 @@ def _trace_kind(choice: Choice) -> Hashable:
     )
 
 
-def _start_worker(evaluated: "Synchronized[int]", parent: int) -> None:
-    global _evaluated
-    _evaluated = evaluated
-    die_with(parent)
-
-
 def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment | Failed]:
-    torch.set_num_threads(1)
-    gc.disable()  # short-lived worker with millions of live events: GC passes would dominate
     evaluation = _GroupEvaluation(group, search)
     for bound, choice in _fastest_first(group, search):
         if search.best_only and (
@@ -173,8 +144,7 @@ def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment 
             evaluation.add(choice)
             if search.any_fit and fits_in_node(evaluation.results[-1], search.cluster):
                 break
-        with _evaluated.get_lock():
-            _evaluated.value += 1
+        count_one()
     return evaluation.results
 
 
