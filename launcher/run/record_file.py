@@ -117,6 +117,13 @@ def rewind(path: Path, step: int) -> None:
         ) from error
 
 
+def rewind_others(folder: Path, ranks: int, step: int) -> None:
+    """Roll back the files of ranks that only an earlier start had; see `rewind`."""
+    for rank, path in rank_files(folder).items():
+        if rank >= ranks:
+            rewind(path, step)
+
+
 def rank_files(folder: Path) -> dict[int, Path]:
     """Return rank -> its file, for every rank of an earlier start."""
     found = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir())

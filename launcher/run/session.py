@@ -1,6 +1,7 @@
 """Session: measurements, records, saves and outcome of one run, around the training loop."""
 
 import contextlib
+import gc
 import math
 import os
 import time
@@ -24,7 +25,7 @@ from launcher.run.evaluation import refuse_diverged
 from launcher.run.forecast_protocol import LoadForecast
 from launcher.run.journal import Journal
 from launcher.run.prepare import Prepared
-from launcher.run.record_file import rank_files, rewind
+from launcher.run.record_file import rewind_others
 from launcher.run.resume import Announce, open_folder
 from launcher.run.saves import Saves
 from launcher.run.steps import EndedStep, SkippedSteps
@@ -134,10 +135,8 @@ class Session:
         self.step = self.resumed_step = self._saves.resume(engine, self._resume)
         if self._resume.reopens:
             self.journal.file.rewind(self.step)
-            files = rank_files(self.folder.path) if self._world.is_main else {}
-            for rank, file in files.items():
-                if rank >= self._world.size:  # which only an earlier attempt had
-                    rewind(file, self.step)
+            if self._world.is_main:
+                rewind_others(self.folder.path, self._world.size, self.step)
 
     def steps(self) -> Iterator[int]:
         """Yield step numbers until the schedule, the time, `--stop-after` or a signal ends them."""
@@ -152,7 +151,9 @@ class Session:
             if step == first + WARMUP_STEPS:
                 self._energy_before = self.sampler.energy
             yield step
-            if self._saves.after_step(step, self._engine):
+            if step == first:
+                gc.collect()  # compilers leave tensors of their first call in reference cycles
+            if self._saves.after_step(step, self._engine) or step == first:
                 self.clock.restart()
             if self.agreement.time_is_up or self.agreement.preempted:
                 break
@@ -224,12 +225,9 @@ class Session:
         self.journal.secure()
         self.console.at_the_end()
         if self._world.is_main:
-            status = Status(
-                state="preempted",
-                phase=f"step {self.step}",
-                reason=stop_reason(self.agreement.stop_signal),
-                exit_code=stop_exit_code(self.agreement.stop_signal),
-            )
+            signal, phase = self.agreement.stop_signal, f"step {self.step}"
+            reason, code = stop_reason(signal), stop_exit_code(signal)
+            status = Status(state="preempted", phase=phase, reason=reason, exit_code=code)
             self.folder.write_status(status)
             self.console.line(
                 f"preempted after step {self.step}: resume with the same command and "

@@ -21,6 +21,8 @@ BACKENDS: Final[dict[SdpaBackend, SDPBackend]] = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+ROW_ALIGNMENT: Final = 16
+"""Elements between rows of a mask: the largest that memory-efficient attention has asked for."""
 ON_GPUS_ONLY: Final[frozenset[SdpaBackend]] = frozenset({"cudnn", "efficient"})
 
 
@@ -95,15 +97,16 @@ def sdpa_mask(
 ) -> Tensor | None:
     """None for plain causal attention, which the fused kernels do without a mask.
 
-    That of documents, [B, 1, T, T], is what is added to the scores, in their type: of a bool each
-    block would make its own, and keep it for backward.
+    That of a window, [T, T], or of documents, [B, 1, T, T], is what is added to the scores, in
+    their type: of a bool each block would make its own, and keep it for backward.
     """
-    if starts is not None:
-        hidden = ~dense_mask(seq_len, window, device, starts)
-        added = torch.zeros(hidden.shape, dtype=dtype, device=device)
-        return added.masked_fill_(hidden, float("-inf"))
-    bites = window is not None and window < seq_len - 1
-    return dense_mask(seq_len, window, device) if bites else None
+    if starts is None and (window is None or window >= seq_len - 1):
+        return None
+    hidden = ~dense_mask(seq_len, window, device, starts)
+    # Rows as GPUs' kernels want them: of others each block would make its own, too.
+    aligned = hidden.shape[:-1] + (-(-seq_len // ROW_ALIGNMENT) * ROW_ALIGNMENT,)
+    added = torch.zeros(aligned, dtype=dtype, device=device)[..., :seq_len]
+    return added.masked_fill_(hidden, float("-inf"))
 
 
 def sdpa_backend(
@@ -142,8 +145,8 @@ def _ask(setting: AttentionSetting, device: torch.device, seq_len: int) -> int:
     shape = (1, 1, seq_len, setting.head_size)
     q = torch.empty(shape, dtype=setting.dtype, device=device, requires_grad=True)
     starts = torch.zeros(1, seq_len, dtype=torch.int64, device=device)
-    documents = (starts, setting.dtype) if setting.documents else ()
-    mask = sdpa_mask(seq_len, setting.window, device, *documents)
+    documents = starts if setting.documents else None
+    mask = sdpa_mask(seq_len, setting.window, device, documents, setting.dtype)
     choice: int = torch._fused_sdp_choice(q, q, q, mask, setting.dropout, mask is None)
     return choice
 

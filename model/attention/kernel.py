@@ -47,7 +47,7 @@ class Prepare(Protocol):
     cached tensor made under FakeTensorMode or inference_mode would come back in a real step.
 
     `starts` [B, T] int64, where sequences hold documents that do not see each other: the index in
-    its sequence of the first token of each token's document. `dtype` is that of q, k and v then.
+    its sequence of the first token of each token's document. `dtype` is that of q, k and v.
     """
 
     def __call__(

@@ -94,6 +94,28 @@ CASES = {
         *("--activation-checkpointing", "keep=attention,mlp-up"),
     ),
 }
+# No multiple of 16.
+LONG = ("--context", "471", "--seq-len", "471", "--micro-batch", "4")
+ALL_SCORES = {
+    "eager": ("--precision", "bf16", "--attention", "eager"),
+    "sdpa-math, dropout": (
+        *("--precision", "bf16", "--attention", "sdpa-math", "--dropout", "0.1"),
+    ),
+    "sdpa-math, window, full": (
+        *("--precision", "fp32", "--attention", "sdpa-math", "--window", "100"),
+        *("--activation-checkpointing", "full"),
+    ),
+    "heads that no kernel takes": ("--precision", "fp32", "--d-model", "60", "--heads", "2"),
+    "a mask that no kernel takes": (
+        *("--precision", "bf16", "--attention", "sdpa", "--window", "100"),
+        *("--d-model", "60", "--heads", "2"),
+    ),
+    "a mask for the memory-efficient kernel": (
+        *("--precision", "fp32", "--attention", "sdpa", "--document-attention"),
+    ),
+    "documents": ("--precision", "fp32", "--document-attention"),
+}
+"""Attention that holds scores or a mask, and that whose first call leaves tensors in cycles."""
 ZERO = {
     "zero1": ("--zero", "1", "--precision", "bf16"),
     "zero2": ("--zero", "2", "--precision", "bf16", "--activation-checkpointing", "full"),
@@ -159,6 +181,13 @@ def assert_as_predicted(run: Run) -> None:
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
 def test_a_run_trains_and_takes_what_was_predicted(flags: tuple[str, ...], tmp_path: Path) -> None:
     run = train(tmp_path, *flags)
+    assert_trained(run)
+    assert_as_predicted(run)
+
+
+@pytest.mark.parametrize("flags", ALL_SCORES.values(), ids=ALL_SCORES.keys())
+def test_attention_takes_what_was_predicted(flags: tuple[str, ...], tmp_path: Path) -> None:
+    run = train(tmp_path, *LONG, *flags)
     assert_trained(run)
     assert_as_predicted(run)
 

@@ -17,10 +17,7 @@ One entry for each, with its source; bytes and work are both read off what runs 
 - Norms, SwiGLU and the rotary embedding of shardscale's own decoder are its own kernels, which are
   traced as they run (`launcher.model.fused`); a plan of another trainer's run has torch's.
 - The loss is fused, and a product of low precision is added to an fp32 sum in place.
-- A sum over many rows, as of a bias's gradient, takes memory of its own meanwhile
-  (`partial_sums_bytes`), and so does attention's backward (`Recorder`): cuDNN's, FlashAttention's
-  and the memory-efficient one in torch's CUDA build. What FA2 takes more for shared key heads, and
-  where heads or sequences are no multiples of its tiles, is left out.
+- What kernels take while they run is in `launcher.forecast.trace.workspaces`.
 - Linears in fp8 are torchao's: `launcher.forecast.trace.fp8`.
 """
 
@@ -80,39 +77,6 @@ def layer_norm(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     return out, mean.float(), deviation.float()
 
 
-def partial_sums_bytes(
-    rows: int, columns: int, element_bytes: int, *, resident_threads: int
-) -> int:
-    """Return what a sum over the rows of a contiguous matrix takes for the fp32 sums of its thread
-    blocks while it runs; 0 where each column is summed by one block.
-
-    As setReduceConfig in torch 2.13.0's aten/src/ATen/native/cuda/Reduce.cuh cuts up the work.
-    """
-    while rows * columns * element_bytes > _MOST_INDEXED_BYTES:
-        rows = -(-rows // 2)
-    vector = math.gcd(columns, 4)
-    most_threads = 512 // vector
-    widest = min(_power_of_two(columns // vector), most_threads)
-    height = min(_power_of_two(rows), most_threads // min(widest, 32))
-    width = min(widest, most_threads // height)
-    rows_per_thread = -(-rows // height)
-    across = -(-(columns // vector) // width)
-    blocks_at_a_time = resident_threads // (width * height)
-    if rows_per_thread < 256 or across > blocks_at_a_time:
-        return 0
-    down = min(-(-blocks_at_a_time // across), -(-rows_per_thread // 16))
-    down = max(down, -(-rows_per_thread // 256))
-    return 4 * columns * vector * width * down if down > 1 else 0
-
-
-_MOST_INDEXED_BYTES = 2**31 - 1  # by a kernel; larger tensors are halved (TensorIterator)
-
-
-def _power_of_two(number: int) -> int:
-    """The largest up to `number`."""
-    return 1 << (number.bit_length() - 1)
-
-
 @contextlib.contextmanager
 def gpu_kernels(
     model: ModelConfig, compute: Compute, counter: WorkCounter
@@ -135,11 +99,14 @@ def gpu_kernels(
         by_torch = isinstance(model, ForeignConfig) and how.get("enable_gqa", False)
         computed = head_loss.compute_dtype(q) if by_torch else q.dtype
         shared = own_kernel or takes_groups("cuda", computed, attn_mask, backend)
+        fused = own_kernel or _is_fused(computed, q.size(-1), attn_mask)
         if q.size(1) > k.size(1) and not shared:
-            if by_torch:
-                return _composed_attention(q, k, v, attn_mask, dropout_p, **how)
-            k, v = repeat_for(q, k, v)
-        dropped = dropout_p if backend is SDPBackend.MATH else 0.0
+            fused = fused and not by_torch
+            k, v = (k, v) if by_torch else repeat_for(q, k, v)
+        composed = backend is SDPBackend.MATH or not fused
+        if composed and not torch.compiler.is_compiling():
+            return _composed_attention(q, k, v, attn_mask, dropout_p, **how)
+        dropped = dropout_p if composed else 0.0
         out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
         return out
 
@@ -185,6 +152,14 @@ def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
             setattr(module, name, value)
 
 
+def _is_fused(computed: torch.dtype, head_size: int, mask: Tensor | None) -> bool:
+    """Return whether a GPU of compute capability 8.0 or newer has a fused kernel: FlashAttention
+    pads heads and takes no mask, the memory-efficient one needs 16 bytes (torch 2.13.0's
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    by_flash = mask is None and computed in (torch.float16, torch.bfloat16)
+    return by_flash or head_size * computed.itemsize % 16 == 0
+
+
 def _composed_attention(
     q: Tensor,
     k: Tensor,
@@ -196,8 +171,27 @@ def _composed_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention without a fused kernel, which keeps all T x T scores."""
-    composed = torch.ops.aten._scaled_dot_product_attention_math
-    how = {"scale": scale, "enable_gqa": enable_gqa}
-    out: Tensor = composed(q, k, v, mask, dropout_p, is_causal, None, **how)[0]
-    return out
+    """Attention without a fused kernel, which keeps all T x T scores.
+
+    As torch 2.13.0's _scaled_dot_product_attention_math, which adds the mask out of place where
+    tensors are fake, and drops weights as a CPU does where they are on one.
+    """
+    cast = head_loss.compute_dtype(q)
+    computed = torch.float32 if cast in (torch.float16, torch.bfloat16) else cast
+    if is_causal:
+        mask = torch.ones((q.size(-2), k.size(-2)), dtype=torch.bool).tril()
+    if mask is not None and mask.dtype is torch.bool:
+        hidden = mask.logical_not()
+        mask = torch.zeros(mask.shape, dtype=computed).masked_fill_(hidden, -math.inf)
+    factor = math.sqrt(1 / math.sqrt(q.size(-1)) if scale is None else scale)
+    with torch.autocast("cpu", enabled=False):
+        queries, keys, values = (x.to(cast).to(computed) for x in (q, k, v))
+        queries = queries * factor
+        if enable_gqa:
+            keys, values = repeat_for(queries, keys, values)
+        scores = queries @ (keys.transpose(-2, -1) * factor)
+        weights = torch._safe_softmax(scores if mask is None else scores.add_(mask), -1)
+        if dropout_p > 0.0:
+            weights = torch.native_dropout(weights, dropout_p, train=True)[0]
+        returned = (weights @ values).to(cast), weights.to(cast)  # the weights are not asked for
+    return returned[0]

@@ -15,7 +15,6 @@ from functools import cache, partial
 from typing import Any, Final
 
 from launcher.forecast.trace.events import Compute, PartialBytes, Place, Trace
-from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.repeats import COMPUTED_TILES
 from launcher.forecast.trace.template import (
@@ -29,6 +28,7 @@ from launcher.forecast.trace.template import (
     template_of,
 )
 from launcher.forecast.trace.work import Work
+from launcher.forecast.trace.workspaces import partial_sums_bytes
 from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import TRL_LOSS, ForeignConfig

@@ -30,6 +30,7 @@ from launcher.forecast.trace.kernels import gpu_kernels, layer_norm
 from launcher.forecast.trace.repeats import few_repeats
 from launcher.forecast.trace.sends import recorded_groups
 from launcher.forecast.trace.trainers import as_other_trainers
+from launcher.forecast.trace.workspaces import workspaces
 from launcher.measure.live_trace import LiveStorage, LiveTrace
 from launcher.model.build import prepare
 from launcher.model.config import ModelConfig
@@ -41,11 +42,6 @@ from launcher.strategies.build_inputs import materialize_whole
 
 _DEVICE_OF: Final = torch.ops.prim.device.default
 _META: Final = torch.device("meta")
-
-
-_ATTENTION_BACKWARD: Final = (
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-)
 
 
 class Recorder(LiveTrace):
@@ -134,27 +130,11 @@ class Recorder(LiveTrace):
             out = self._ran(func, args, kwargs)
         self.work.operator(func, args, kwargs, out)
         if self._on_gpu:
-            if func is torch.ops.aten.sum.dim_IntList:
-                self._sum(*args)
-            elif func is _ATTENTION_BACKWARD:
-                self._attention(args[1])
-            elif func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
+            for workspace in workspaces(func, args, self._partial_bytes):
+                self._see(workspace)
+            if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
                 self._add(args[0], out)
         return out
-
-    def _sum(self, matrix: Tensor, dims: list[int], *_: Any) -> None:
-        if matrix.dim() == 2 and dims == [0] and matrix.is_contiguous():
-            rows, columns = matrix.shape
-            size_bytes = self._partial_bytes(rows, columns, matrix.element_size())
-            if size_bytes:
-                self._see(torch.empty(size_bytes, dtype=torch.uint8))
-
-    def _attention(self, queries: Tensor) -> None:
-        """The gradient of queries in fp32, and a number for each: workspaces of cuDNN's kernels, of
-        FlashAttention's and of the memory-efficient ones, as torch's CUDA build takes them."""
-        counts = (queries.numel(), queries.numel() // queries.size(-1))
-        for workspace in [torch.empty(count, dtype=torch.float32) for count in counts]:
-            self._see(workspace)
 
     def _add(self, earlier: Tensor, total: Tensor) -> None:
         dense = torch.ops.aten.is_non_overlapping_and_dense(earlier)

@@ -17,7 +17,6 @@ from typing import Any, Final
 import torch
 
 from launcher.forecast.trace.events import Compute, Place, Trace
-from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.template import (
     Dimensions,
     Template,
@@ -27,6 +26,8 @@ from launcher.forecast.trace.template import (
 )
 from launcher.forecast.trace.template_json import from_json
 from launcher.forecast.trace.work import Work
+from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.model.attention.dense import ROW_ALIGNMENT
 from launcher.model.casts import MOST_ELEMENTS
 from launcher.model.config import ModelConfig
 from launcher.model.fused import MOST_WIDTH
@@ -85,6 +86,8 @@ def stored_template(
         and model.loss_chunk != 0
         and model.kv_head_count > 1  # else what is transposed need not be copied
         and model.d_model <= MOST_WIDTH
+        and model.head_size % 8 == 0  # else a kernel may not take them
+        and (not _is_windowed(model, seq_len) or seq_len % ROW_ALIGNMENT == 0)
         and compute == _compute_as_described(compute)
     )
     return template_of_structure(model, compute, seq_len) if described and _is_of_today() else None
@@ -151,6 +154,10 @@ def origin() -> dict[str, str]:
     return {"torch": torch.__version__.partition("+")[0], "sources": digest.hexdigest()}
 
 
+def _is_windowed(model: ModelConfig, seq_len: int) -> bool:
+    return model.window is not None and model.window < seq_len - 1
+
+
 def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dimensions:
     """The dimensions that sizes are products of."""
     chunk, last, chunks = loss_chunks(model, micro_batch * seq_len, None)
@@ -205,7 +212,7 @@ def structure_of(
     low = compute.autocast or compute.params_dtype.itemsize == 2
     flags = {
         "padded": low and model.vocab_size % ALIGNED_VOCAB != 0,
-        "windowed": model.window is not None and model.window < seq_len - 1,
+        "windowed": _is_windowed(model, seq_len),
         "stage3": compute.stage3,
         "autocast": compute.autocast,
         "low": compute.params_dtype.itemsize == 2,

@@ -37,6 +37,7 @@ from launcher.forecast.trace.stored import (
 from launcher.forecast.trace.template import Size, Template, template_of
 from launcher.forecast.trace.template_json import as_json
 from launcher.model import casts
+from launcher.model.attention import dense
 from launcher.model.config import ModelConfig
 from launcher.model.products import linear_products
 from launcher.model.sizes import NAMED
@@ -57,7 +58,7 @@ _PRIMES: Final = {
     "kv_heads": 7,
     "heads_per_kv": 101,  # with those that are rotated, 6 x 17, and all, 103
     "head_size": 23,
-    "d_ff": 33391,  # so that the weights of an MLP are the largest, as they mostly are
+    "d_ff": 133583,  # so that the weights of an MLP are the largest, as they mostly are
     "context": 149,
     "rank": 43,
 }
@@ -181,7 +182,7 @@ def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelCon
         d_model=p["d_model"],
         kv_heads=p["kv_heads"],
         heads=p["kv_heads"] * (p["heads_per_kv"] if grouped else 1),
-        head_dim=2 * p["head_size"],
+        head_dim=8 * p["head_size"],  # as wide as fused attention wants them
         d_ff=p["d_ff"],
         context=p["context"],
         window=2 if windowed else None,
@@ -194,7 +195,11 @@ def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelCon
 def record_template(model: ModelConfig, compute: Compute, most_together: int) -> Template:
     """Record the template of a structure, given a `prime_model`."""
     record = partial(record_trace, model, compute, _MICRO_BATCH, SEQ_LEN, WHOLE_MODEL)
-    with mock.patch.object(casts, "MOST_ELEMENTS", most_together):
+    own = (
+        mock.patch.object(casts, "MOST_ELEMENTS", most_together),
+        mock.patch.object(dense, "ROW_ALIGNMENT", 1),  # see `stored_template`
+    )
+    with own[0], own[1]:
         return template_of(record, partial(_product, primes=_primes_of(model)))
 
 

@@ -11,9 +11,9 @@ from tiny_architectures import ARCHITECTURES, MORE
 
 from launcher.forecast.trace import blocks, micro_batches
 from launcher.forecast.trace.events import Allocated, Compute, Freed, MicroBatch, Place
-from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.forecast.trace.record import record_trace
+from launcher.forecast.trace.workspaces import partial_sums_bytes
 from launcher.model.foreign.reading import foreign_config
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank, TensorRank
 

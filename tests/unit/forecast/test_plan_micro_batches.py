@@ -11,9 +11,9 @@ from trace_levels import levels
 from launcher.forecast.trace import micro_batches, repeats
 from launcher.forecast.trace.blocks import _expanded
 from launcher.forecast.trace.events import Compute, Place, Trace
-from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.micro_batches import trace_of, work_of
 from launcher.forecast.trace.record import record_trace
+from launcher.forecast.trace.workspaces import partial_sums_bytes
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import Lora
 from launcher.model.sizes import named

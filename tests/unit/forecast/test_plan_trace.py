@@ -14,8 +14,8 @@ from trace_levels import levels
 
 from launcher.forecast.trace.blocks import _expanded, _representative_blocks, trace_micro_batch
 from launcher.forecast.trace.events import Allocated, Compute, Gradient, MicroBatch, Module, Place
-from launcher.forecast.trace.kernels import partial_sums_bytes
 from launcher.forecast.trace.record import Recorder, record_trace
+from launcher.forecast.trace.workspaces import partial_sums_bytes
 from launcher.model.checkpointing import parse
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT

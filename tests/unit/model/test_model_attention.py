@@ -184,9 +184,19 @@ def test_sdpa_gets_an_explicit_mask_only_when_the_window_bites() -> None:
     prepare = KERNELS["sdpa"].prepare
     assert prepare(10, None, device) is None
     assert prepare(10, 9, device) is None
-    mask = prepare(10, 8, device)
+    mask = prepare(10, 8, device, dtype=torch.bfloat16)
     assert mask is not None
-    assert int((~mask.tril()).sum()) == 45 + 1
+    assert mask.dtype is torch.bfloat16
+    assert int(mask.isneginf().sum()) == 45 + 1
+    assert int((mask == 0).sum()) == 100 - 46
+
+
+def test_rows_of_an_sdpa_mask_are_aligned_as_gpus_want_them() -> None:
+    """Of one with other rows each block of a GPU would make its own, and keep it for backward."""
+    starts = torch.zeros(2, 511, dtype=torch.int64)
+    mask = KERNELS["sdpa"].prepare(511, None, torch.device("cpu"), starts)
+    assert mask.shape == (2, 1, 511, 511)
+    assert mask.stride() == (511 * 512, 511 * 512, 512, 1)
 
 
 @pytest.mark.parametrize("kind", TRAINS_ON_CPU)
