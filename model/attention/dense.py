@@ -104,7 +104,7 @@ def sdpa_mask(
         return None
     hidden = ~dense_mask(seq_len, window, device, starts)
     # Rows as GPUs' kernels want them: of others each block would make its own, too.
-    aligned = hidden.shape[:-1] + (-(-seq_len // ROW_ALIGNMENT) * ROW_ALIGNMENT,)
+    aligned = (*hidden.shape[:-1], -(-seq_len // ROW_ALIGNMENT) * ROW_ALIGNMENT)
     added = torch.zeros(aligned, dtype=dtype, device=device)[..., :seq_len]
     return added.masked_fill_(hidden, float("-inf"))
 

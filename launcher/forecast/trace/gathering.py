@@ -36,10 +36,10 @@ class _Linear(torch.autograd.Function):
         x, weight, _ = ctx.saved_tensors
         of_x, of_weight, of_bias = (*ctx.needs_input_grad, False)[:3]
         grad_x = grad.matmul(weight) if of_x else None
+        grad_weight = None
+        if of_weight:
+            grad_weight = grad.reshape(-1, grad.shape[-1]).t().matmul(x.reshape(-1, x.shape[-1]))
         grad_bias = grad.sum([*range(grad.dim() - 1)]) if of_bias else None
-        if grad.dim() > 2:
-            grad, x = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
-        grad_weight = grad.t().matmul(x) if of_weight else None
         return grad_x, grad_weight, grad_bias
 
 

@@ -107,8 +107,16 @@ def gpu_kernels(
         if composed and not torch.compiler.is_compiling():
             return _composed_attention(q, k, v, attn_mask, dropout_p, **how)
         dropped = dropout_p if composed else 0.0
-        out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
-        return out
+        missing = 0 if own_kernel or composed or computed.itemsize > 2 else -q.size(-1) % 8
+        if not missing:
+            out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
+            return out
+        # As torch pads heads for FlashAttention, and keeps them so.
+        how = {"scale": 1 / math.sqrt(q.size(-1)), **how}
+        width = q.size(-1)
+        q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
+        out = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
+        return out[..., :width]
 
     def rms_norm(
         x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None

@@ -26,8 +26,8 @@ _MOST_INDEXED_BYTES: Final = 2**31 - 1
 def workspaces(func: Any, args: Sequence[Any], partial_bytes: PartialBytes) -> list[Tensor]:
     """Return tensors as large as what an operator takes on a GPU while it runs."""
     if func is _ATEN.sum.dim_IntList:
-        matrix, dims, *_ = args
-        size_bytes = _of_sum(matrix, dims, partial_bytes)
+        summed, dims, *_ = args
+        size_bytes = _of_sum(summed, dims, partial_bytes)
         return [torch.empty(size_bytes, dtype=torch.uint8)] if size_bytes else []
     if func is _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default:
         queries = args[1]
@@ -41,11 +41,12 @@ def workspaces(func: Any, args: Sequence[Any], partial_bytes: PartialBytes) -> l
     return []
 
 
-def _of_sum(matrix: Tensor, dims: list[int], partial_bytes: PartialBytes) -> int:
-    if matrix.dim() != 2 or dims != [0] or not matrix.is_contiguous():
+def _of_sum(summed: Tensor, dims: list[int], partial_bytes: PartialBytes) -> int:
+    rows_only = summed.dim() > 1 and dims == [*range(summed.dim() - 1)]
+    if not rows_only or not summed.is_contiguous():
         return 0
-    rows, columns = matrix.shape
-    return partial_bytes(rows, columns, matrix.element_size())
+    columns = summed.size(-1)
+    return partial_bytes(summed.numel() // columns, columns, summed.element_size())
 
 
 def partial_sums_bytes(

@@ -11,6 +11,7 @@ from torch import Tensor
 from launcher.forecast.trace.blocks import trace_micro_batch
 from launcher.forecast.trace.events import Allocated, Compute
 from launcher.forecast.trace.workspaces import workspaces
+from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 
 ATEN = torch.ops.aten
@@ -56,12 +57,22 @@ def test_all_scores_are_kept_where_no_kernel_fuses_attention(
     small = named("nano", d_model=width, heads=HEADS, vocab_size=300, context=SEQ_LEN, layers=2)
     model = replace(small, window=window, attention="sdpa")
     compute = Compute(device_type="cuda", params_dtype=dtype)
-    trace = trace_micro_batch(model, compute, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
-    sizes = {
-        event.size_bytes
-        for _, events in trace.forward
-        for event in events
-        if isinstance(event, Allocated)
-    }
     scores_bytes = MICRO_BATCH * HEADS * SEQ_LEN**2 * 4  # in fp32 whatever the type
-    assert (scores_bytes not in sizes) == fused
+    assert (scores_bytes not in allocated(model, compute)) == fused
+
+
+@pytest.mark.parametrize(("dtype", "padded"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_heads_are_padded_for_flash_attention(dtype: torch.dtype, padded: bool) -> None:
+    small = named("nano", d_model=HEADS * 12, heads=HEADS, vocab_size=300, context=SEQ_LEN)
+    compute = Compute(device_type="cuda", params_dtype=dtype)
+    padded_bytes = MICRO_BATCH * HEADS * SEQ_LEN * 16 * dtype.itemsize
+    sizes = allocated(small, compute)
+    assert (padded_bytes in sizes) == padded
+    if padded:  # queries, keys and values of each block
+        assert sizes.count(padded_bytes) >= 3 * small.layers
+
+
+def allocated(model: ModelConfig, compute: Compute) -> list[int]:
+    trace = trace_micro_batch(model, compute, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
+    every = (event for _, events in trace.forward for event in events)
+    return [event.size_bytes for event in every if isinstance(event, Allocated)]
