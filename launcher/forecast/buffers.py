@@ -24,6 +24,8 @@ class Buffers:
         self.by_name = {parameter.name: parameter for parameter in self.parameters}
         self.element, self.stored = rank.computed_bytes, rank.stored_bytes
         self._costs: dict[str, OptimizerCosts] = {}
+        self.last_may_need_more = False
+        """The last rank of a group may have a higher peak than the first."""
 
     def build(self) -> None:
         """The engine is built."""

@@ -8,21 +8,15 @@ import torch
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.buffers import Buffers
+from launcher.forecast.followed import follow_step
 from launcher.forecast.strategies import forecast_of
 from launcher.forecast.timeline import Timeline
-from launcher.forecast.trace.allocation_summaries import AllocationSummary
 from launcher.forecast.trace.asked import asked_of
 from launcher.forecast.trace.blocks import on_host, trace_micro_batch
 from launcher.forecast.trace.events import (
-    Allocated,
-    Freed,
-    Gradient,
     MicroBatch,
-    Module,
-    Place,
-    Tuned,
 )
-from launcher.forecast.trace.shortened import Seen, Shortened, shortened
+from launcher.forecast.trace.shortened import Shortened, shortened
 from launcher.forecast.trace.template import local_rows
 from launcher.measure.hardware import Gpu
 from launcher.parallel.mesh import Mesh
@@ -34,15 +28,6 @@ from launcher.strategies.parameters import parameter_shapes
 from launcher.strategies.rank import Rank
 from launcher.util.errors import UserError
 from launcher.util.sizes import MIB
-
-INT64 = 8
-# Size of a GPU's L2 cache, which torch.compile flushes before it times a kernel
-# (get_device_cache_size in torch 2.13.0's torch/_inductor/runtime/benchmarking.py): 60 MiB as torch
-# reports for an H200; 40 MiB on an A100, 50 on an H100.
-TUNING_BYTES = 60 * MIB
-# Micro-batches that are followed: the first, the last and, in a first step, one between, in which
-# DDP's buckets are not yet rebuilt and ZeRO-3 fetches ahead for the first time. Others repeat them.
-_FOLLOWED = {"first_step": 3, "steady": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +71,8 @@ def predict(
     memory_bytes: int | None = None,
 ) -> Prediction:
     """Follow two steps of a resolved run, as rank `rank` of `world_size`; None for the worst: the
-    shards of the first one and, where sequences are cut, the part of the last one.
+    shards of the first one, or of the last one where those need more, and, where sequences are cut,
+    the part of the last one.
 
     The bytes are those of live tensors and workspaces; what a caching allocator makes of them, and
     the context of a GPU, come on top.
@@ -104,18 +90,27 @@ def predict(
         raise UserError(unknown)
     seen, mesh = _seen(resolved, world_size, device_type, rank)
     buffers = _built(replace(seen, memory_bytes=memory_bytes))
-    timeline = buffers.timeline
+    found = _followed(seen, mesh, buffers, gpu)
+    if rank is None and buffers.last_may_need_more:
+        seen, mesh = _seen(resolved, world_size, device_type, world_size - 1)
+        buffers = _built(replace(seen, memory_bytes=memory_bytes))
+        found = max(found, _followed(seen, mesh, buffers, gpu), key=lambda p: p.peak_bytes)
+    return found
+
+
+def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Prediction:
+    resolved, timeline = seen.resolved, buffers.timeline
     if resolved.model.masks:
         buffers.build_masked()
     timeline.period = "first_step"
     timeline.enter("data")
-    workspaces = _workspaces_bytes(seen.resolved, gpu)
+    workspaces = _workspaces_bytes(resolved, gpu)
     for number, size_bytes in enumerate(workspaces):  # once the engine is built: CudaMemory.period
         timeline.allocate(("workspace", number), size_bytes, "temporary")
     trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
         timeline.period = period
-        _step(seen, timeline, buffers, trace)
+        follow_step(seen, timeline, buffers, trace)
     # Saving copies a few MiB at a time; resuming fills what a fresh engine already holds.
     for period in ("save", "resume"):
         timeline.period = period
@@ -232,68 +227,3 @@ def _leaves_for_host(rank: Rank) -> bool:
 def by_category(ledger: Ledger) -> dict[str, int]:
     """Bytes of tensors on the device."""
     return {name: getattr(ledger.device, f"{name}_bytes") or 0 for name in CATEGORIES}
-
-
-def _step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: Shortened) -> None:
-    """Follow `launcher.train`'s loop and its `train_step` on a timeline."""
-    accumulation = rank.resolved.accumulation
-    sequences = accumulation * rank.resolved.config.data.micro_batch
-    tensors = 3 if rank.resolved.config.data.document_attention else 2
-    _read(timeline, sequences, rank.resolved, tensors)
-    count = min(accumulation, _FOLLOWED[timeline.period])
-    for number in range(1, count + 1):
-        compiles = timeline.period == "first_step" and number == 1
-        timeline.enter("forward")
-        buffers.begin_forward(last=number == count)
-        _run(trace.forward, timeline, buffers, compiles)
-        buffers.end_forward()
-        timeline.enter("backward")
-        _run(trace.backward, timeline, buffers, compiles)
-        buffers.end_backward()
-        _follow(trace.left, timeline, buffers, compiles)
-    timeline.enter("step")
-    buffers.step()
-
-
-def _read(timeline: Timeline, sequences: int, resolved: Resolved, tensors: int) -> None:
-    timeline.enter("data")
-    seq_len, size_bytes = resolved.local_seq_len, INT64 * sequences
-    if seq_len == resolved.seq_len:  # parts of sequences are cut out before they are tensors
-        timeline.allocate("rows", size_bytes * (seq_len + 1), "temporary")
-    timeline.allocate("next batch", tensors * size_bytes * seq_len, "activations")
-    timeline.free("rows")
-    timeline.free("batch")
-    timeline.rename("next batch", "batch", "activations")
-
-
-def _run(
-    segments: Iterable[tuple[Place, list[Seen]]],
-    timeline: Timeline,
-    buffers: Buffers,
-    compiles: bool,
-) -> None:
-    for place, events in segments:
-        buffers.enter(place)
-        _follow(events, timeline, buffers, compiles)
-        buffers.leave(place)
-
-
-def _follow(events: Iterable[Seen], timeline: Timeline, buffers: Buffers, compiles: bool) -> None:
-    allocate, free = timeline.allocate, timeline.free
-    for event in events:
-        # The innermost loop of a plan: bound methods, and no isinstance.
-        if type(event) is AllocationSummary:
-            timeline.run(event)
-        elif type(event) is Allocated:
-            allocate(event.key, event.size_bytes, event.category, where=event.where)
-        elif type(event) is Freed:
-            free(event.key)
-        elif type(event) is Gradient:
-            buffers.gradient(event.key, event.parameter)
-        elif type(event) is Module:
-            buffers.module(event)
-        elif type(event) is Tuned and compiles:
-            allocate("tuning copies", event.copied_bytes, "temporary")
-            allocate("tuning", TUNING_BYTES, "temporary")
-            free("tuning")
-            free("tuning copies")

@@ -23,8 +23,9 @@ One entry for each, with its source; bytes and work are both read off what runs 
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,40 +84,9 @@ def gpu_kernels(
 ) -> Iterator[ModelConfig]:
     """Have norms, attention and loss allocate as on a GPU; gives the model to trace in the place of
     `model`."""
-    attention, composed_norm = F.scaled_dot_product_attention, F.rms_norm
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
-    backend = BACKENDS.get(model.sdpa_backend)
-
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        **how: Any,
-    ) -> Tensor:
-        # Of transformers' decoders, on a GPU in every type; our own repeats heads there.
-        by_torch = isinstance(model, ForeignConfig) and how.get("enable_gqa", False)
-        computed = head_loss.compute_dtype(q) if by_torch else q.dtype
-        shared = own_kernel or takes_groups("cuda", computed, attn_mask, backend)
-        fused = own_kernel or _is_fused(computed, q.size(-1), attn_mask)
-        if q.size(1) > k.size(1) and not shared:
-            fused = fused and not by_torch
-            k, v = (k, v) if by_torch else repeat_for(q, k, v)
-        composed = backend is SDPBackend.MATH or not fused
-        if composed and not torch.compiler.is_compiling():
-            return _composed_attention(q, k, v, attn_mask, dropout_p, **how)
-        dropped = dropout_p if composed else 0.0
-        missing = 0 if own_kernel or composed or computed.itemsize > 2 else -q.size(-1) % 8
-        if not missing:
-            out: Tensor = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
-            return out
-        # As torch pads heads for FlashAttention, and keeps them so.
-        how = {"scale": 1 / math.sqrt(q.size(-1)), **how}
-        width = q.size(-1)
-        q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
-        out = attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
-        return out[..., :width]
+    attend = partial(_attend, F.scaled_dot_product_attention, model, own_kernel)
+    composed_norm = F.rms_norm
 
     def rms_norm(
         x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
@@ -158,6 +128,41 @@ def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
     finally:
         for (module, name, _), value in zip(changes, before, strict=True):
             setattr(module, name, value)
+
+
+def _attend(
+    attention: Callable[..., Tensor],
+    model: ModelConfig,
+    own_kernel: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    **how: Any,
+) -> Tensor:
+    """Call torch's `attention` with what a GPU's kernels need, or compose it where none is able."""
+    backend = BACKENDS.get(model.sdpa_backend)
+    # Of transformers' decoders, on a GPU in every type; our own repeats heads there.
+    by_torch = isinstance(model, ForeignConfig) and how.get("enable_gqa", False)
+    computed = head_loss.compute_dtype(q) if by_torch else q.dtype
+    shared = own_kernel or takes_groups("cuda", computed, attn_mask, backend)
+    fused = own_kernel or _is_fused(computed, q.size(-1), attn_mask)
+    if q.size(1) > k.size(1) and not shared:
+        fused = fused and not by_torch
+        k, v = (k, v) if by_torch else repeat_for(q, k, v)
+    composed = backend is SDPBackend.MATH or not fused
+    if composed and not torch.compiler.is_compiling():
+        return _composed_attention(q, k, v, attn_mask, dropout_p, **how)
+    dropped = dropout_p if composed else 0.0
+    missing = 0 if own_kernel or composed or computed.itemsize > 2 else -q.size(-1) % 8
+    if not missing:
+        return attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)
+    # As torch pads heads for FlashAttention, and keeps them so.
+    width = q.size(-1)
+    how = {"scale": 1 / math.sqrt(width), **how}
+    q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
+    return attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)[..., :width]
 
 
 def _is_fused(computed: torch.dtype, head_size: int, mask: Tensor | None) -> bool:

@@ -6,7 +6,8 @@ import pytest
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.forecast.predict import _run, _shortened, predict
+from launcher.forecast.followed import run_segments
+from launcher.forecast.predict import _shortened, predict
 from launcher.forecast.strategies import forecast_of
 from launcher.forecast.timeline import Timeline
 from launcher.parallel.mesh import Mesh
@@ -56,9 +57,9 @@ def gradient_bytes(label: str, run: Resolved) -> int:
     buffers.build()
     trace = _shortened(rank, Mesh.at(0, world_size, sharding), resident_threads=0)
     buffers.begin_forward(last=True)
-    _run(trace.forward, timeline, buffers, compiles=False)
+    run_segments(trace.forward, timeline, buffers, compiles=False)
     buffers.end_forward()
-    _run(trace.backward, timeline, buffers, compiles=False)
+    run_segments(trace.backward, timeline, buffers, compiles=False)
     buffers.end_backward()
     return timeline.held().device.grads_bytes
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from trace_levels import levels
 
 from launcher.config.compile_choice import KEPT_SHARE
-from launcher.forecast.predict import TUNING_BYTES
+from launcher.forecast.followed import TUNING_BYTES
 from launcher.forecast.trace.blocks import pass_work, trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
 from launcher.forecast.trace.counting import WorkCounter

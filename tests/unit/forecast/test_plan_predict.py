@@ -281,3 +281,16 @@ def live(prediction: Prediction) -> int:
     """Activations and temporaries of the highest moment."""
     lines = prediction.peak.device
     return (lines.activations_bytes or 0) + (lines.temporary_bytes or 0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero2", "zero3"])
+def test_a_plan_is_of_the_rank_that_needs_most(strategy: str, precision: str) -> None:
+    """At stage 2 that may be the last: its gradients, of the end of the model, come first."""
+    big: dict[str, Any] = {"vocab_size": 4096, "tied": False, "attention": "eager", "context": 256}
+    resolved = resolved_of(3, precision=precision, **STRATEGIES[strategy], **big)
+    peaks = [
+        predict(resolved, world_size=3, device_type="cuda", rank=rank).peak_bytes
+        for rank in (*range(3), None)
+    ]
+    assert peaks[-1] == max(peaks)
