@@ -25,7 +25,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -85,8 +84,10 @@ def gpu_kernels(
     """Have norms, attention and loss allocate as on a GPU; gives the model to trace in the place of
     `model`."""
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
-    attend = partial(_attend, F.scaled_dot_product_attention, model, own_kernel)
-    composed_norm = F.rms_norm
+    attention, composed_norm, asked = F.scaled_dot_product_attention, F.rms_norm, model
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *args: Any, **how: Any) -> Tensor:
+        return _attend(attention, asked, own_kernel, q, k, v, *args, **how)
 
     def rms_norm(
         x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None
