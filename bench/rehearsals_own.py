@@ -41,6 +41,25 @@ MODELS = (
 OF_TRANSFORMERS = ("pythia-160m", "opt-125m", "gemma-3-1b")
 SMALL = "--layers={layers} --d-model={width} --heads=4 --vocab-size=4096"
 """Small models only: offloaded states are on the host, and updated there."""
+SHAPES = (
+    # Shared key heads; biases; heads that are wider than the model; heads of 50, which some kernels
+    # pad and others do not take.
+    (
+        *("--d-model=256", "--heads=8", "--kv-heads=2", "--d-ff=704", "--vocab-size=4096"),
+        *("--position=rope", "--norm=rms", "--activation=swiglu", "--bias=none"),
+    ),
+    ("--d-model=320", "--heads=5", "--position=rope", "--activation=relu", "--vocab-size=1000"),
+    (
+        *("--d-model=256", "--heads=4", "--head-dim=96", "--kv-heads=1", "--vocab-size=50257"),
+        *("--position=rope", "--norm=rms", "--activation=swiglu", "--qk-norm", "--tied=False"),
+    ),
+    ("--d-model=250", "--heads=5", "--bias=none", "--vocab-size=5003"),
+)
+ATTENTION = (
+    *(("--attention=eager",), ("--attention=sdpa-math",), ("--window=100",)),
+    *(("--attention=sdpa", "--window=100"), ("--document-attention",)),
+    ("--attention=sdpa", "--document-attention"),
+)
 ALONE_OR_ZERO = tuple(name for name in STRATEGIES if "hybrid" not in name and name != "zero0")
 Row = dict[str, Any]
 
@@ -85,22 +104,30 @@ def drawn(draw: random.Random) -> tuple[int, list[str]]:
     ranks = draw.choice((1, 1, 2))
     strategy = draw.choice(ALONE_OR_ZERO)
     layers, micro_batch = draw.randint(1, 4), draw.choice((1, 2, 3, 4))
-    mode = draw.choice(("none", "none", "selective", "full", "offload", "every=2"))
+    modes = ("none", "none", "selective", "full", "offload", "every=2", "keep=qkv", "budget=1GiB")
     flags = [f"--model={draw.choice(MODELS)}", f"--layers={layers}"]
+    if draw.random() < 0.4:
+        flags = [f"--layers={layers}", *draw.choice(SHAPES)]
     if draw.random() < 0.15:
         flags = [f"--model={draw.choice(OF_TRANSFORMERS)}"]
     if "offload" in strategy:
         width = 64 * draw.randint(2, 8)
         flags = SMALL.format(layers=2 * layers, width=width).split()
-    flags += [*STRATEGIES[strategy], f"--activation-checkpointing={mode}"]
-    flags += [f"--precision={draw.choice(('bf16', 'bf16', 'fp32', 'bf16-pure', 'fp16'))}"]
+    flags += [*STRATEGIES[strategy], f"--activation-checkpointing={draw.choice(modes)}"]
+    flags += [f"--precision={draw.choice(('bf16', 'bf16', 'fp32', 'bf16-pure', 'fp16', 'fp8'))}"]
     kinds = ("adamw", "adamw", "adamw", "adamw8bit", "adafactor", "muon", "sgd", "apollo")
-    flags += [f"--optimizer={draw.choice(kinds)}", f"--seq-len={draw.choice((128, 256, 384))}"]
+    flags += [f"--optimizer={draw.choice(kinds)}", f"--seq-len={draw.choice((128, 256, 511))}"]
     batch = micro_batch * draw.choice((1, 2, 3)) * ranks
     flags += [f"--micro-batch={micro_batch}", f"--global-batch={batch}"]
     if "offload" not in strategy and draw.random() < 0.25:
         flags += [f"--lora-rank={draw.choice((4, 16))}", "--random-base"]
         flags += draw.choice(([], ["--quantize-base=nf4"], ["--quantize-base=int8"]))
+    if draw.random() < 0.4:
+        flags += draw.choice(ATTENTION)
+    if ranks > 1 and draw.random() < 0.3:
+        flags += draw.choice((["--tensor-parallel=2"], ["--context-parallel=2"]))
+    if draw.random() < 0.1:
+        flags += ["--optimizer-in-backward", "--clip=0"]
     if draw.random() < 0.2:
         flags += draw.choice((["--mlp-tile=128"], ["--loss-chunk=0"], ["--dropout=0.1"]))
     return ranks, flags

@@ -15,6 +15,8 @@ from launcher.util.startup import deaf_children
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
+_LONGEST_S = 10.0
+"""For a backward of one number, on a machine that has other work."""
 _FORK = multiprocessing.get_context("fork")
 _done: "Synchronized[int]"
 """In a worker: how often all workers have called `count_one`."""
@@ -77,7 +79,9 @@ def _forks_run_backward() -> bool:
     with deaf_children():
         child = _FORK.Process(target=_run_backward)
         child.start()
-    child.join()
+    child.join(_LONGEST_S)
+    if child.exitcode is None:  # another thread had a lock of torch's when this one forked
+        child.kill()
     return child.exitcode == 0
 
 
