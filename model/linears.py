@@ -28,6 +28,7 @@ from launcher.model.parts import parts_of
 PACKED: Final = ".packed"
 """Suffix of a quantised weight's name."""
 _RANGE_BYTES = 8
+_QUANTIZED_ELEMENTS = 2**22
 # Quantiles of the normal distribution, with a zero of its own (appendix E of the paper).
 _NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -57,7 +58,15 @@ def _code_bytes(inner: int, kind: Quantization) -> int:
 
 
 def quantize(weight: Tensor, kind: Quantization) -> Tensor:
-    """weight [out, in] fp32 -> [out, row_bytes(in)] uint8."""
+    """weight [out, in] fp32 -> [out, row_bytes(in)] uint8.
+
+    Some rows at a time: what is computed on the way takes four times the memory of the weight.
+    """
+    pieces = weight.split(max(1, _QUANTIZED_ELEMENTS // weight.size(1)))
+    return torch.cat([_quantized(piece, kind) for piece in pieces])
+
+
+def _quantized(weight: Tensor, kind: Quantization) -> Tensor:
     rows = weight.size(0)
     blocks = weight.view(rows, -1, BLOCK)
     scales = blocks.abs().amax(-1)

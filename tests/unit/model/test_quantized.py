@@ -53,6 +53,17 @@ def test_each_element_is_the_nearest_value_times_its_scale(kind: Quantization) -
     assert error < {"nf4": 0.11, "int8": 0.01}[kind]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_weight_is_quantised_some_rows_at_a_time(kind: Quantization) -> None:
+    weight = weight_of(9000, 1024)  # more than two pieces
+    rows = [quantize(weight[[row]], kind) for row in (0, 4095, 4096, 8999)]
+    with LiveTrace() as memory:
+        packed = quantize(weight, kind)
+    assert torch.equal(packed[[0, 4095, 4096, 8999]], torch.cat(rows))
+    # The result twice, and what pieces of 16 MiB need: of the whole 72 MiB would be more alone.
+    assert memory.peak_bytes() < 2 * packed.nbytes + 6 * 2**24
+
+
 @pytest.mark.parametrize(("kind", "most"), [("nf4", 0.57), ("int8", 1.07)])
 @pytest.mark.parametrize("inner", [192, 576, 768, 4096])
 def test_bytes_per_parameter(kind: Quantization, most: float, inner: int) -> None:
