@@ -1,5 +1,5 @@
-"""What a GPU's kernels take beside what they return, as the real allocator gave it
-(tests/nullgpu/test_trains.py compares whole runs)."""
+"""Workspaces and padding of a GPU's kernels (tests/nullgpu/test_trains.py compares whole runs with
+the real allocator)."""
 
 from dataclasses import replace
 from typing import Any

@@ -192,7 +192,7 @@ def test_sdpa_gets_an_explicit_mask_only_when_the_window_bites() -> None:
 
 
 def test_rows_of_an_sdpa_mask_are_aligned_as_gpus_want_them() -> None:
-    """Of one with other rows each block of a GPU would make its own, and keep it for backward."""
+    """Each block of a GPU would copy a mask with other rows, and keep the copy for backward."""
     starts = torch.zeros(2, 511, dtype=torch.int64)
     mask = KERNELS["sdpa"].prepare(511, None, torch.device("cpu"), starts)
     assert mask.shape == (2, 1, 511, 511)
