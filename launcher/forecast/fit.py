@@ -80,13 +80,18 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
 
 
 def reserved(prediction: Prediction, run: Resolved, *, limit_bytes: int | None) -> AllocatorUse:
-    """Replay a run through a model of CUDA's caching allocator."""
-    use = replay(
-        prediction.events,
-        prediction.streams,
-        limit_bytes=limit_bytes,
-        expandable_segments=run.expandable_segments,
-    )
+    """Replay a run through a model of CUDA's caching allocator, on the rank that reserves most."""
+    ranks = [prediction] if prediction.other is None else [prediction, prediction.other]
+    uses = [
+        replay(
+            rank.events,
+            rank.streams,
+            limit_bytes=limit_bytes,
+            expandable_segments=run.expandable_segments,
+        )
+        for rank in ranks
+    ]
+    use = max(uses, key=lambda use: (use.out_of_memory, use.peak_reserved_bytes))
     if run.model.activation_checkpointing == "offload":
         # The host is ahead of the copies, and memory that a copy's stream has used is free only
         # after it: at most all blocks' inputs, on their way out and on their way back. torch waits

@@ -54,6 +54,8 @@ class Prediction:
     """(storage, bytes) in program order, 0 bytes = freed: what an allocator is asked for."""
     streams: Mapping[int, str] = field(repr=False)
     """Storage -> the stream it is allocated on, where that is not the one that computes."""
+    other: "Prediction | None" = field(default=None, repr=False)
+    """Another rank with a lower peak, whose allocator may reserve more."""
 
     @property
     def peak_bytes(self) -> int:
@@ -94,7 +96,9 @@ def predict(
     if rank is None and buffers.last_may_need_more:
         seen, mesh = _seen(resolved, world_size, device_type, world_size - 1)
         buffers = _built(replace(seen, memory_bytes=memory_bytes))
-        found = max(found, _followed(seen, mesh, buffers, gpu), key=lambda p: p.peak_bytes)
+        last = _followed(seen, mesh, buffers, gpu)
+        last_is_worse = last.peak_bytes > found.peak_bytes
+        found = replace(last, other=found) if last_is_worse else replace(found, other=last)
     return found
 
 

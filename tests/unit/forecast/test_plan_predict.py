@@ -9,6 +9,7 @@ import torch
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.fit import reserved
 from launcher.forecast.predict import Prediction, by_category, predict
 from launcher.measure.hardware import gpu_named
 from launcher.measure.memory import TracedMemory
@@ -283,12 +284,25 @@ def live(prediction: Prediction) -> int:
     return (lines.activations_bytes or 0) + (lines.temporary_bytes or 0)
 
 
-def test_a_plan_of_zero2_is_of_the_last_rank_where_that_needs_more() -> None:
-    """Its gradients, of the end of the model, come first."""
-    big: dict[str, Any] = {"vocab_size": 4096, "tied": False, "attention": "eager", "context": 256}
-    resolved = resolved_of(3, device_type="cuda", precision="bf16", zero=2, **big)
+_LAST_NEEDS_MORE: dict[str, dict[str, Any]] = {
+    "zero2": {"vocab_size": 4096, "tied": False, "attention": "eager", "context": 256},
+    "zero1": {
+        **{"layers": 8, "d_model": 384, "vocab_size": 4096, "context": 128},
+        **{"offload_optimizer": "cpu", "activation_checkpointing": "offload"},
+    },
+}
+
+
+@pytest.mark.parametrize("strategy", _LAST_NEEDS_MORE)
+def test_a_plan_is_of_the_last_rank_where_that_needs_more(strategy: str) -> None:
+    """Its gradients, of the end of the model, come first; either may reserve more."""
+    more = STRATEGIES[strategy] | _LAST_NEEDS_MORE[strategy]
+    accumulation = 1 if strategy == "zero2" else 2
+    resolved = resolved_of(3, accumulation, device_type="cuda", precision="bf16", **more)
     first, last, plan = (
-        predict(resolved, world_size=3, device_type="cuda", rank=rank).peak_bytes
-        for rank in (0, 2, None)
+        predict(resolved, world_size=3, device_type="cuda", rank=rank) for rank in (0, 2, None)
     )
-    assert first < last == plan
+    assert first.peak_bytes < last.peak_bytes == plan.peak_bytes
+    uses = [reserved(each, resolved, limit_bytes=None) for each in (first, last, plan)]
+    one, other, both = (use.peak_reserved_bytes for use in uses)
+    assert both == max(one, other)

@@ -65,7 +65,8 @@ class Zero12(FlatBuffers):
         self.bucket_element = FP32 if self.whole_in_fp32 else self.element
         self.accumulates_on_host = resolved.accumulation > 1 and self.shards_gradients
         # Its part is the end of the model, whose gradients are there before activations have gone.
-        self.last_may_need_more = self.shards_gradients and rank.world_size > 1
+        keeps_part = self.shards_gradients or self.offloaded
+        self.last_may_need_more = keeps_part and rank.world_size > 1
 
     def lays_on_host(self, size_bytes: int) -> bool:
         """Return whether the unallocated memory of a GPU is too little; the context is not counted
