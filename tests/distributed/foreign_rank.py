@@ -7,6 +7,7 @@ the case has, in a plain loop of one process, from the same weights and over the
 """
 
 import copy
+import importlib
 import json
 import os
 import sys
@@ -63,6 +64,9 @@ from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.tools.exchange.export import ExportOptions, export
 from launcher.train import build_engine, to_device
 from launcher.util.flags import as_flags
+
+for _large in ("transformers.modeling_utils", "peft", "torch._inductor.compile_fx"):
+    importlib.import_module(_large)  # once, before the ranks fork
 
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     **ARCHITECTURES,

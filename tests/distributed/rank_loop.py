@@ -106,3 +106,4 @@ def release(engine: object) -> None:
 
         groups.mpu = None  # which the next engine would ask, if it has none of its own
     gc.collect()
+    gc.freeze()

@@ -1,6 +1,5 @@
 """Allocations and traffic of DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp)."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from launcher.forecast.buffers import Buffers, Whole
@@ -12,6 +11,8 @@ from launcher.strategies.rank import Rank
 
 # torch/csrc/distributed/c10d/reducer.cpp, and bucket_cap_mb of DistributedDataParallel.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+SENT_BYTES = 250 * 2**20
+"""Its broadcast_bucket_size."""
 
 
 class DdpBuffers(Whole):
@@ -30,13 +31,13 @@ class DdpBuffers(Whole):
 
     def build(self) -> None:
         super().build()
-        # The constructor sends rank 0's values to all, flattened by type in pieces of 250 MB, of
-        # which two are on their way.
-        whole: defaultdict[int, int] = defaultdict(int)
-        for p in self.parameters:
-            element = self.rank.element_bytes(p)
-            whole[element] += element * p.elements
-        self.transient(sum(min(size_bytes, 250 * 10**6) for size_bytes in whole.values()))
+        # The constructor sends rank 0's values to all; two copies are on their way at a time.
+        copies = sent_copies([(self.rank.element_bytes(p), p.elements) for p in self.parameters])
+        for number, size_bytes in enumerate(copies):
+            self.timeline.free(("sent", number - 2))
+            self.timeline.allocate(("sent", number), size_bytes, "temporary")
+        for number in range(len(copies)):
+            self.timeline.free(("sent", number))
         self._allocate(self.trained, "first")
 
     def begin_forward(self, *, last: bool) -> None:
@@ -62,21 +63,42 @@ class DdpBuffers(Whole):
 
     def _allocate(self, order: Sequence[Parameter], name: str) -> None:
         first, later = FIRST_BUCKET_BYTES // self.stored, BUCKET_BYTES // self.stored
-        sizes = _bucket_elements(order, first, later)
-        self._buckets = [(name, number) for number in range(len(sizes))]
-        for key, elements in zip(self._buckets, sizes, strict=True):
-            self.timeline.allocate(key, self.stored * elements, "grads")
+        sizes = [p.elements for p in order]
+        buckets = _buckets(sizes, first, later)
+        self._buckets = [(name, number) for number in range(len(buckets))]
+        for key, bucket in zip(self._buckets, buckets, strict=True):
+            self.timeline.allocate(key, self.stored * sum(sizes[i] for i in bucket), "grads")
 
 
-def _bucket_elements(order: Sequence[Parameter], first: int, later: int) -> list[int]:
-    """Elements of each bucket, which is closed when it has `first` or, further on, `later`."""
-    buckets, limit = [0], first
-    for parameter in order:
-        if buckets[-1] >= limit:
-            buckets.append(0)
-            limit = later
-        buckets[-1] += parameter.elements
+def _buckets(sizes: Sequence[int], first: int, later: int) -> list[range]:
+    """Places of each bucket's tensors; it is closed when it has `first` or, further on, `later`."""
+    buckets, held, limit = [range(0)], 0, first
+    for place, size in enumerate(sizes):
+        if held >= limit:
+            buckets.append(range(place, place))
+            held, limit = 0, later
+        buckets[-1] = range(buckets[-1].start, place + 1)
+        held += size
     return buckets
+
+
+def sent_copies(tensors: Sequence[tuple[int, int]], limit_bytes: int = SENT_BYTES) -> list[int]:
+    """Bytes of the copies that `broadcast_coalesced` (c10d/comm.cpp) sends, in this order.
+
+    Each is of tensors of one type, and closed when it has `limit_bytes`; a tensor that is alone in
+    its bucket is sent from where it is, without a copy.
+
+    Args:
+        tensors: (bytes of an element, elements) of each.
+    """
+    copies: dict[int, int] = {}  # by the place of its first tensor
+    for element in {element for element, _ in tensors}:
+        places = [place for place, (own, _) in enumerate(tensors) if own == element]
+        sizes = [element * tensors[place][1] for place in places]
+        for bucket in _buckets(sizes, limit_bytes, limit_bytes):
+            whole = sum(sizes[i] for i in bucket)
+            copies[places[bucket.start]] = whole if len(bucket) > 1 else 0
+    return [copies[place] for place in sorted(copies)]
 
 
 def buffers(rank: Rank, timeline: Timeline) -> Buffers:

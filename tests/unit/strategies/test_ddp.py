@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.parallel.world import start
+from launcher.strategies.ddp.forecast import sent_copies
 from launcher.strategies.engine import train_step
 from launcher.train import build_engine
 
@@ -20,15 +21,19 @@ FLAGS += " --context 32 --micro-batch 2 --strategy ddp"
 
 
 class Calls(TorchDispatchMode):
-    """Counts operators by name."""
+    """Counts operators by name, and keeps the sizes of what they concatenate."""
 
     def __init__(self) -> None:
         super().__init__()
         self.of: Counter[str] = Counter()
+        self.joined_bytes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.of[func._schema.name] += 1
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.cat.default:
+            self.joined_bytes.append(result.nbytes)
+        return result
 
 
 def test_gradients_are_divided_by_bucket() -> None:
@@ -48,3 +53,20 @@ def test_gradients_are_divided_by_bucket() -> None:
     assert gradients > 30
     assert calls.of["c10d::allreduce_"] == 1
     assert calls.of["aten::div_"] <= 2
+
+
+def test_the_copies_that_are_sent_at_first_are_as_predicted() -> None:
+    """By torch's own function, which DDP's constructor calls."""
+    sizes = {torch.float32: (300, 20, 240, 100, 7), torch.bfloat16: (10, 500, 600, 3)}
+    tensors = [torch.zeros(n, dtype=dtype) for dtype in sizes for n in sizes[dtype]]
+    tensors = [tensors[i] for i in (0, 5, 1, 2, 3, 6, 4, 7, 8)]  # types by turns
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.distributed_c10d._get_default_group()
+    try:
+        with Calls() as calls:
+            dist._broadcast_coalesced(group, tensors, 1000, 0)
+    finally:
+        dist.destroy_process_group()
+    copies = sent_copies([(t.element_size(), t.numel()) for t in tensors], limit_bytes=1000)
+    assert list(filter(None, copies)) == calls.joined_bytes
+    assert len(copies) == calls.of["c10d::broadcast_"] > len(calls.joined_bytes) > 2
