@@ -5,6 +5,8 @@ techniques together, by pairs (`pairwise.py`); the config's own refusals say whi
 `_kept` has combinations of three and more, and sizes, that showed a mistake once.
 """
 
+import contextlib
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -262,6 +264,27 @@ def _kept() -> Iterator[Case]:
     # Gradients accumulate in other buffers where half of the master weights stay on the device.
     half = ("--offload-fraction F", "--grad-accum-dtype bf16", "--position rope")
     yield case("zero3", *half, ranks=2)
+
+
+def drawn(count: int) -> list[Case]:
+    """Many techniques at once, at random; the same ones each time."""
+    draw = random.Random(count)
+    found: dict[str, Case] = {}
+    while len(found) < count:
+        strategy, ranks = draw.choice(DIMENSIONS["strategy"]), draw.choice((1, 2, 4))
+        techniques = [
+            draw.choice(exact)
+            for name, values in DIMENSIONS.items()
+            if name != "strategy" and draw.random() < 0.5
+            if (exact := [v for v in values if v != DEFAULT and v not in WEAK])
+        ]
+        shape = {"layers": draw.choice((1, 2, 3)), "context": draw.choice((16, 32, 33))}
+        name = f"drawn {len(found)}: {strategy} on {ranks}, {', '.join(techniques)}, {shape}"
+        with contextlib.suppress(ValueError):
+            one = case(strategy, *techniques, ranks=ranks, name=name, **shape)
+            if one.runs():
+                found[name] = replace(one, shared_bytes=draw.choice((0, TWO_BLOCKS)))
+    return list(found.values())
 
 
 def cases() -> list[Case]:

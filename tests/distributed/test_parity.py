@@ -4,18 +4,20 @@ The cases that need the same number of ranks run one after the other in one proc
 test then looks up its own.
 """
 
+import os
 import pickle
 from itertools import chain, product
 
 import pytest
 from harness import Results, run_ranks, selected, write_examples, write_text
-from parity_cases import APART, BUDGET, DIMENSIONS, Case, cases
+from parity_cases import APART, BUDGET, DIMENSIONS, Case, cases, drawn
 
 from launcher.compare.sweep.matrix import TECHNIQUES, cell
 from launcher.strategies import VARIANTS
 
-CASES = cases()
-REFERENCES = list({case.reference.name: case.reference for case in CASES}.values())
+PAIRED = cases()
+REFERENCES = list({case.reference.name: case.reference for case in PAIRED}.values())
+CASES = [*PAIRED, *drawn(int(os.environ.get("SHARDSCALE_TEST_DRAWN", "0")))]
 
 
 @pytest.fixture(scope="module")
