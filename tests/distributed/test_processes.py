@@ -179,6 +179,7 @@ def test_a_signal_to_the_agent_ends_a_run_in_order_at_any_moment(
 
     def ask(name: str, run: Run) -> None:
         run.agent.send_signal(numbers.get(name, signal.SIGTERM))
+        time.sleep(0.1)  # two that are pending together may reach two threads, in either order
         run.agent.send_signal(signal.SIGTERM)
 
     runs = at_their_moments(text, tmp_path, ask)
