@@ -306,3 +306,20 @@ def test_a_plan_is_of_the_last_rank_where_that_needs_more(strategy: str) -> None
     uses = [reserved(each, resolved, limit_bytes=None) for each in (first, last, plan)]
     one, other, both = (use.peak_reserved_bytes for use in uses)
     assert both == max(one, other)
+
+
+def test_a_plan_reserves_what_the_last_rank_does_where_that_reserves_more() -> None:
+    """Both allocate as much; the last one's part fits worse into what is free."""
+    more: dict[str, Any] = {"layers": 2, "d_model": 768, "heads": 12, "vocab_size": 50257}
+    more |= {"context": 1024, "activation_checkpointing": "selective", "precision": "bf16-pure"}
+    resolved = resolved_of(2, device_type="cuda", micro_batch=4, **STRATEGIES["zero1"], **more)
+    uses = [
+        reserved(
+            predict(resolved, world_size=2, device_type="cuda", rank=rank),
+            resolved,
+            limit_bytes=None,
+        )
+        for rank in (0, 1, None)
+    ]
+    first, last, plan = (use.peak_reserved_bytes for use in uses)
+    assert first < last == plan

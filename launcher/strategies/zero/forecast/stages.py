@@ -65,7 +65,7 @@ class Zero12(FlatBuffers):
         self.bucket_element = FP32 if self.whole_in_fp32 else self.element
         self.accumulates_on_host = resolved.accumulation > 1 and self.shards_gradients
         # Its part is the end of the model, whose gradients are there before activations have gone.
-        keeps_part = self.shards_gradients or self.offloaded
+        keeps_part = self.offloaded or not self.whole_in_fp32
         self.last_may_need_more = keeps_part and rank.world_size > 1
 
     def lays_on_host(self, size_bytes: int) -> bool:
