@@ -106,4 +106,4 @@ def release(engine: object) -> None:
 
         groups.mpu = None  # which the next engine would ask, if it has none of its own
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is left are torch's caches, which no later case need search

@@ -71,7 +71,7 @@ class DdpBuffers(Whole):
 
 
 def _buckets(sizes: Sequence[int], first: int, later: int) -> list[range]:
-    """Places of each bucket's tensors; it is closed when it has `first` or, further on, `later`."""
+    """Return places of each bucket's tensors: closed when it has `first`, further on `later`."""
     buckets, held, limit = [range(0)], 0, first
     for place, size in enumerate(sizes):
         if held >= limit:
@@ -83,7 +83,7 @@ def _buckets(sizes: Sequence[int], first: int, later: int) -> list[range]:
 
 
 def sent_copies(tensors: Sequence[tuple[int, int]], limit_bytes: int = SENT_BYTES) -> list[int]:
-    """Bytes of the copies that `broadcast_coalesced` (c10d/comm.cpp) sends, in this order.
+    """Return the bytes of each copy that `broadcast_coalesced` (c10d/comm.cpp) sends, in order.
 
     Each is of tensors of one type, and closed when it has `limit_bytes`; a tensor that is alone in
     its bucket is sent from where it is, without a copy.

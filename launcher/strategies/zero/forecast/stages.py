@@ -64,7 +64,8 @@ class Zero12(FlatBuffers):
         self.whole_in_fp32 = self.in_fp32 and not self.shards_gradients
         self.bucket_element = FP32 if self.whole_in_fp32 else self.element
         self.accumulates_on_host = resolved.accumulation > 1 and self.shards_gradients
-        # Its part is the end of the model, whose gradients are there before activations have gone.
+        # Its part is the end of the model, whose gradients are there before activations have gone:
+        # it allocates more, or finds less that is free to put its part into.
         keeps_part = self.offloaded or not self.whole_in_fp32
         self.last_may_need_more = keeps_part and rank.world_size > 1
 
