@@ -216,9 +216,10 @@ def matches(config: dict[str, Any], wanted: Any) -> bool:
     """Return True for the candidate of a plan that is what the run does."""
     names = (
         *("strategy", "reshard_after_forward", "reduce_each_micro_batch", "replicate"),
-        *("offload_optimizer", "offload_param"),
+        *("offload_optimizer", "offload_param", "tensor_parallel", "context_parallel"),
     )
-    return all(config.get(name) == getattr(wanted.sharding, name) for name in names)
+    flat = wanted.flat()
+    return all(config.get(name) == flat.get(name) for name in names)
 
 
 def said(row: Row) -> str:

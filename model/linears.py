@@ -28,7 +28,10 @@ from launcher.model.parts import parts_of
 PACKED: Final = ".packed"
 """Suffix of a quantised weight's name."""
 _RANGE_BYTES = 8
-_QUANTIZED_ELEMENTS = 2**22
+QUANTIZED_ELEMENTS: Final = 2**22
+"""What `quantize` has in hand at a time."""
+QUANTIZING_BYTES: Final = 13
+"""Per element of these: the value over its scale in fp32, its code in int64 and in uint8."""
 # Quantiles of the normal distribution, with a zero of its own (appendix E of the paper).
 _NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -62,7 +65,7 @@ def quantize(weight: Tensor, kind: Quantization) -> Tensor:
 
     Some rows at a time: what is computed on the way takes four times the memory of the weight.
     """
-    pieces = weight.split(max(1, _QUANTIZED_ELEMENTS // weight.size(1)))
+    pieces = weight.split(max(1, QUANTIZED_ELEMENTS // weight.size(1)))
     return torch.cat([_quantized(piece, kind) for piece in pieces])
 
 

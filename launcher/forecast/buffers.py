@@ -1,15 +1,18 @@
 """What strategies allocate around the model: one class each, told what happens and when."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from functools import cached_property
 
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Module, Place
-from launcher.model.parts import is_projection
+from launcher.model.foreign.config import ForeignConfig
+from launcher.model.linears import QUANTIZED_ELEMENTS, QUANTIZING_BYTES, inner_of, is_adapter
+from launcher.model.parts import block_of, is_projection
 from launcher.optim.entry import OptimizerCosts
 from launcher.strategies.ledger import Where
 from launcher.strategies.masks import CHUNK_ELEMENTS, UNPACKED_BYTES, bytes_of
-from launcher.strategies.parameters import Parameter
+from launcher.strategies.parameters import Parameter, shards_of
 from launcher.strategies.rank import FP32, Rank
 
 
@@ -61,6 +64,47 @@ class Buffers:
     def where_updated(self, parameter: Parameter) -> Where:
         """Return where these elements are updated."""
         return self.rank.params_where
+
+    def draw(self, p: Parameter) -> Hashable:
+        """Allocate a parameter's initial value as `BuildInputs.initial_value` makes it; return its
+        key. Transformers' blocks are drawn as a whole, and what is not asked for yet waits."""
+        key, timeline, config = ("drawn", p.name), self.timeline, self.rank.resolved.config
+        if config.model.init_from is not None and not is_adapter(p.name):  # zeros, to be filled
+            timeline.allocate(key, (1 if p.packed else FP32) * p.elements, "temporary")
+            return key
+        whole, elements = ("drawn whole", p.name), self.whole_elements[p.name]
+        if not timeline.has(whole):
+            for name in self._drawn_with(p):
+                size_bytes = FP32 * self.whole_elements[name]
+                timeline.allocate(("drawn whole", name), size_bytes, "temporary")
+        if p.packed:
+            self.transient(QUANTIZING_BYTES * min(elements, QUANTIZED_ELEMENTS))
+        if p.packed or elements != p.elements:
+            size_bytes = (1 if p.packed else FP32) * p.elements
+            timeline.allocate(key, size_bytes, "temporary")
+            timeline.free(whole)
+        else:
+            timeline.rename(whole, key, "temporary")
+        return key
+
+    def _drawn_with(self, p: Parameter) -> list[str]:
+        """Names of parameters that are drawn when the first of them is."""
+        block = block_of(p.name)
+        foreign = isinstance(self.rank.resolved.model, ForeignConfig)
+        if not foreign or block is None or is_adapter(p.name):
+            return [p.name]
+        return [n for n in self.by_name if block_of(n) == block and not is_adapter(n)]
+
+    @cached_property
+    def whole_elements(self) -> Mapping[str, int]:
+        """Name -> elements of the whole parameter, or of the weight that is quantised."""
+        model, found = self.rank.resolved.model, {}
+        for name, shard in shards_of(model, self.rank.model_parallel).items():
+            *rows, inner = shard.full_shape or (1,)
+            if self.by_name[name].packed:
+                inner = inner_of(inner, model.quantize_base)
+            found[name] = math.prod(rows) * inner
+        return found
 
     def build_masked(self) -> None:
         """The optimizer's states, which are there before a first step that begins with weights, and
@@ -134,10 +178,12 @@ class Whole(Buffers):
         ones to the type that is computed in."""
         for p in self.parameters:
             own = element if p.trained else self.rank.computing_bytes(p)
-            if own != FP32 and not p.packed:
-                self.timeline.allocate("drawn", FP32 * p.elements, "temporary")
-            self.timeline.allocate((kind, p.name), own * p.elements, p.category)
-            self.timeline.free("drawn")
+            drawn = self.draw(p)
+            if own == FP32 or p.packed:
+                self.timeline.rename(drawn, (kind, p.name), p.category)
+            else:
+                self.timeline.allocate((kind, p.name), own * p.elements, p.category)
+                self.timeline.free(drawn)
 
     def begin_forward(self, *, last: bool) -> None:
         self.last = last

@@ -1,6 +1,7 @@
 """DeepSpeed ZeRO 0 to 3. Imported only when asked for, since deepspeed takes its time."""
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -221,6 +222,10 @@ def _sharded_module(deepspeed: Any, inputs: BuildInputs, ds_config: dict[str, An
     prepare(inputs.resolved.model)
     with inputs.world.device, deepspeed.zero.Init(config_dict_or_path=ds_config, **sharded_over):
         module = inputs.new_module()
+    if inputs.resolved.model.quantize_base != "none":
+        # Weights of transformers' linear layers that quantised ones have replaced: DeepSpeed gives
+        # parameters methods that refer to them, so that they would stay until Python looks.
+        gc.collect()
     place_buffers(module, inputs.world.device)
     for name, parameter in module.named_parameters():
         sharded: Any = parameter  # zero.Init hangs its ds_... attributes on it

@@ -1,21 +1,32 @@
 """Traces of transformers' decoders: few blocks stand for many, one micro-batch for all."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_architectures import ARCHITECTURES, MORE
+from tiny_architectures import ARCHITECTURES, MORE, WIDE
 
+from launcher.config.resolve import resolve
+from launcher.config.schema import RunConfig
+from launcher.forecast.buffers import Buffers
+from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace import blocks, micro_batches
 from launcher.forecast.trace.events import Allocated, Compute, Freed, MicroBatch, Place
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.model.build import initial_value
+from launcher.model.foreign import decoder
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.reading import foreign_config
+from launcher.model.linears import PACKED
 from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank, TensorRank
+from launcher.strategies.rank import Rank
 
 ON_GPU = Compute(device_type="cuda", params_dtype=torch.bfloat16)
 IN_FP32 = Compute(device_type="cuda")
@@ -151,3 +162,25 @@ def test_shared_key_heads_in_fp32_keep_all_scores() -> None:
         kept[groups] = max(most for _, most, _ in peaks(trace))
     scores = 2 * 3 * 4 * 256 * 256 * 4  # layers x sequences x heads x tokens x tokens, in fp32
     assert kept[2] > kept[4] + scores
+
+
+def test_initial_values_of_a_block_wait_until_they_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WIDE["olmo2-64"]))
+    changes: dict[str, Any] = {"model": str(tmp_path), "decoder": "transformers", "seq_len": 16}
+    changes |= {"lora_rank": 2, "lora_targets": "all", "quantize_base": "nf4", "random_base": True}
+    run = resolve(RunConfig().replace(**changes), world_size=1, device_type="cpu")
+    assert isinstance(run.model, ForeignConfig)
+    document, timeline = run.model.document, Timeline("cpu")
+    buffers = Buffers(Rank(resolved=run, world_size=1, rank=0, device_type="cpu"), timeline)
+    waiting = set()
+    for p in buffers.parameters:
+        value = initial_value(p.name, p.shape, run.model, seed=0, device="cpu")
+        of_run = (v for key, v in decoder._drawn.items() if key[0] == document)
+        drawn = [tensor for values in of_run for tensor in values.values()]
+        key = buffers.draw(p)
+        assert timeline.size_bytes(key) == value.nbytes
+        assert timeline.current_bytes == value.nbytes + sum(t.nbytes for t in drawn)
+        timeline.free(key)
+        waiting.add(len(drawn) > 0)
+    assert waiting == {False, True}
+    assert any(p.name.endswith(PACKED) for p in buffers.parameters)

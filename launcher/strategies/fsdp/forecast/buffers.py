@@ -35,13 +35,6 @@ class FsdpBuffers(Buffers):
         self._reductions = 0
         self._group_parameters()
 
-    def _replace(self, key: str, elements: int) -> None:
-        """A variable's new value is there before the old one goes."""
-        self.timeline.allocate("new", FP32 * elements, "temporary")
-        self.timeline.free(key)
-        if elements:
-            self.timeline.rename("new", key, "temporary")
-
     def _group_parameters(self) -> None:
         groups = {group.of: group for group in grouped(self.rank)}
         self.root, self.head = groups.pop(ROOT), groups.pop(HEAD, None)
@@ -69,8 +62,13 @@ class FsdpBuffers(Buffers):
             )
         # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
-            self._replace("value", p.elements)
-            self._replace("cut", math.prod(self.local_shape(p)))
+            drawn = self.draw(p)
+            self.timeline.free("value")
+            self.timeline.rename(drawn, "value", "temporary")
+            size_bytes = (1 if p.packed else FP32) * math.prod(self.local_shape(p))
+            self.timeline.allocate("new", size_bytes, "temporary")
+            self.timeline.free("cut")
+            self.timeline.rename("new", "cut", "temporary")
         self.timeline.free("value")
         self.timeline.free("cut")
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Module
+from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.ledger import Where
 from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import FP32, Rank
@@ -38,7 +39,6 @@ class Zero3(ZeroBuffers):
 
     def build(self) -> None:
         timeline = self.timeline
-        largest = max(p.elements for p in self.parameters)
         where, pins = self.rank.params_where, self.rank.pins
         for p in self.parameters:
             size_bytes = self.rank.computing_bytes(p) * self._slice(p)
@@ -47,7 +47,16 @@ class Zero3(ZeroBuffers):
             else:  # the optimizer, which moves the others, does not know it
                 key = ("frozen", p.name)
                 timeline.allocate(key, size_bytes, "frozen", where=where, pinned=pins)
-        self.transient(FP32 * largest)  # its initial value
+            if p.packed and isinstance(self.rank.resolved.model, ForeignConfig):
+                whole = -(-self.whole_elements[p.name] // self.ranks)  # of a layer to be replaced
+                timeline.allocate(("replaced", p.name), self.element * whole, "temporary")
+        for p in self.parameters:
+            timeline.free(("replaced", p.name))
+        for p in self.parameters:  # filled one by one; the value before is still there
+            drawn = self.draw(p)
+            timeline.free("value")
+            timeline.rename(drawn, "value", "temporary")
+        timeline.free("value")
         total = sum(self._slice(p) for p in self.trained)
         if self.rank.device_type != "cpu":  # they make room before they come back, end to end
             self._drop_born()
