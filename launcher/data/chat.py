@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from launcher.util.errors import UserError
 _KNOWN_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
     """The chat template of one of transformers' tokenizers."""
 
@@ -61,8 +62,8 @@ class ChatTemplate:
         return cls(name=tokenizer, tokenizer=loaded, end_of_turn=pattern)
 
     def document(self, record: dict[str, Any], where: str) -> Document:
-        """Render a record's `messages` (and `tools`) as transformers does; each assistant's content
-        is learned, up to the token that ends the turn.
+        """Render a record's `messages` (and `tools`) as transformers does; each assistant's turn is
+        learned, its tool calls too, from where it is asked to speak up to the token that ends it.
 
         Raises:
             UserError: no messages, none of an assistant, or the template rejects them.
@@ -70,24 +71,60 @@ class ChatTemplate:
         messages = _messages_of(record, where)
         tools = record.get("tools")
         text = self._render(messages, tools, where)
-        mark = next(c for c in map(chr, range(0xE000, 0xF900)) if c not in text)
         learned = []
         for number, message in enumerate(messages):
             spoken = message["role"] == "assistant"
             if not spoken and message["role"] in _KNOWN_ROLES:
                 continue
-            marked = [*messages[:number], {**message, "content": mark}, *messages[number + 1 :]]
-            span = _place(text, self._render(marked, tools, where), mark)
+            calls = bool(message.get("tool_calls"))
+            span = None
+            if (message["content"] or "").strip():
+                span = self._content(messages, number, tools, text, where)
+            begin = self._asked(messages[:number], tools, text) if spoken else None
+            if begin is not None and (calls if span is None else begin < span[1]):
+                # What a template puts before an answer, such as an empty thought, is said, too.
+                span = (begin, begin if span is None else span[1])
             if span is None:
                 raise UserError(
                     f"{where}: the chat template of {self.name} leaves out or changes message "
                     f"{number + 1}, of role {message['role']!r:.40}: correct or remove the line"
                 )
-            begin, end = span
-            following = self.end_of_turn.match(text, end)
-            if spoken:
-                learned.append((begin, end if following is None else following.end()))
+            if spoken and message.get("weight") != 0:  # OpenAI's mark of what is not to be learned
+                learned.append((span[0], self._end(text, span[1], calls=calls)))
         return Document(text, tuple(learned), ends_itself=True)
+
+    def _asked(self, messages: list[dict[str, Any]], tools: Any, text: str) -> int | None:
+        """Return the place in the rendered text where the answer to `messages` begins; None where a
+        template writes them differently when nothing follows, or does not ask for an answer."""
+        if not messages or not self._asks:
+            return None
+        try:
+            asked = self._render(messages, tools, "", add_generation_prompt=True)
+        except UserError:
+            return None
+        return len(asked) if text.startswith(asked) else None
+
+    @cached_property
+    def _asks(self) -> bool:
+        """The template has a generation prompt."""
+        asked = [{"role": "user", "content": "a"}]
+        return self.prompt(asked) != self._render(asked, None, "the chat")
+
+    def _content(
+        self, messages: list[dict[str, Any]], number: int, tools: Any, text: str, where: str
+    ) -> tuple[int, int] | None:
+        """Return the span of a message's content in the rendered text, or None."""
+        mark = next(c for c in map(chr, range(0xE000, 0xF900)) if c not in text)
+        message = {**messages[number], "content": mark}
+        marked = [*messages[:number], message, *messages[number + 1 :]]
+        return _place(text, self._render(marked, tools, where), mark)
+
+    def _end(self, text: str, end: int, *, calls: bool) -> int:
+        """Return the end of a turn whose content ends at `end`; calls of tools follow it."""
+        if calls and (token := self._turn_end) and (found := text.find(token, end)) >= 0:
+            return found + len(token)
+        following = self.end_of_turn.match(text, end)
+        return end if following is None else following.end()
 
     def prompt(self, messages: list[dict[str, str]]) -> str:
         """Render messages up to where the assistant's answer begins.
@@ -99,14 +136,19 @@ class ChatTemplate:
 
     def turn_ends(self) -> set[int]:
         """Return the tokens that end an assistant's turn: the template's, and the tokenizer's."""
+        ends = {self.tokenizer.eos_token_id}
+        if self._turn_end is not None:
+            ends.add(self.tokenizer.convert_tokens_to_ids(self._turn_end))
+        return {int(token) for token in ends if token is not None}
+
+    @cached_property
+    def _turn_end(self) -> str | None:
+        """The special token after an answer."""
         mark = chr(0xE000)
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
         after = self._render(turns, None, "the chat").partition(mark)[2]
         found = self.end_of_turn.match(after)
-        ends = {self.tokenizer.eos_token_id}
-        if found is not None:
-            ends.add(self.tokenizer.convert_tokens_to_ids(found[0].strip()))
-        return {int(token) for token in ends if token is not None}
+        return None if found is None else found[0].strip()
 
     def _render(
         self, messages: list[dict[str, Any]], tools: Any, where: str, **options: Any
@@ -134,8 +176,14 @@ def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     found = []
     for number, message in enumerate(messages, start=1):
         here = f"{where}, message {number}"
-        texts = {field: string_of(message, field, here) for field in ("role", "content")}
-        if texts["role"] == "assistant" and not texts["content"].strip():
+        calls = bool(message.get("tool_calls"))
+        texts: dict[str, str | None] = {"role": string_of(message, "role", here)}
+        if calls and message.get("content") is None:  # OpenAI's form of a call
+            texts["content"] = None
+        else:
+            texts["content"] = string_of(message, "content", here)
+        spoken = texts["role"] == "assistant"
+        if spoken and not calls and not (texts["content"] or "").strip():
             raise UserError(
                 f"{here}: the assistant's content is empty, so there is nothing to learn: write "
                 "it, or remove the line"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from launcher.data.cache import Report
     from launcher.data.formats import Form
 
-_FORMAT = "2"  # part of every cache key: change it when the files or the split rule change
+_FORMAT = "3"  # part of every cache key: change it when the files or the split rule change
 _BATCH_SIZES = {"micro_batch", "global_batch"}
 
 
@@ -229,7 +229,7 @@ def _documents(directory: Path, name: str, split: Split, most: int) -> list[Spli
 def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> str:
     form = source.form() if isinstance(source, Files) else meta.form
     holds = ""
-    if form != "text":
+    if form != "text" or (isinstance(source, Files) and source.has_fields()):
         from launcher.data.formats import FIELDS
 
         holds = f" ({FIELDS[cast('Form', form)]})"

@@ -14,10 +14,26 @@ import numpy as np
 
 from launcher.data.cache import Progress, Report
 from launcher.data.conversations import example_reader
-from launcher.data.files import META_FILE, SPLITS, TOKENIZER_FILE, Meta, split_file
+from launcher.data.files import (
+    HUB_PREFIX,
+    META_FILE,
+    SPLITS,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    Meta,
+    end_token_beside,
+    split_file,
+)
 from launcher.data.formats import Document, documents
+from launcher.data.hub import save_beside
 from launcher.data.sources import Source
-from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, train_bpe
+from launcher.data.tokenizer import (
+    Encoder,
+    FastEncoder,
+    check_vocabulary,
+    load_encoder,
+    train_bpe,
+)
 from launcher.util.errors import UserError
 
 BPE_SAMPLE_BYTES = 64_000_000
@@ -76,6 +92,7 @@ def build_corpus(
         encoder = train_bpe(survey.sample, vocab_size)
         survey.sample.clear()
     encoder.save(directory / TOKENIZER_FILE)
+    _keep_beside(tokenizer, encoder, directory)
     dtype = np.dtype(np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32)
     writers, fingerprint = _write_tokens(
         directory,
@@ -102,6 +119,15 @@ def build_corpus(
         rows=max(encoder.rows, highest + 1),
     )
     (directory / META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
+
+
+def _keep_beside(tokenizer: str, encoder: Encoder, directory: Path) -> None:
+    """Write what a tokenizer.json alone does not say: the template of `hf:NAME`, the end token."""
+    if tokenizer.startswith(HUB_PREFIX):
+        save_beside(tokenizer, directory)
+    elif isinstance(encoder, FastEncoder) and end_token_beside(tokenizer) is not None:
+        named = {"eos_token": encoder.tokenizer.id_to_token(encoder.end_of_text)}
+        (directory / TOKENIZER_CONFIG_FILE).write_text(json.dumps(named), encoding="utf-8")
 
 
 def take_survey(
@@ -218,6 +244,7 @@ def encode(
         for text in (document.text, *rest)
     ]
     encoded = map(np.asarray, encoder.encode(texts))
+    first = np.asarray(first_tokens(encoder), np.int64)
     for document, rest in zip(documents, prefixes, strict=True):
         ids = next(encoded).astype(np.int64)
         places = [_common_length(ids, next(encoded)) for _ in rest]
@@ -226,9 +253,20 @@ def encode(
             for begin, end in zip(places[::2], places[1::2], strict=True):
                 learned[begin:end] = True
         if not document.ends_itself:
-            ids = np.append(ids, encoder.end_of_text)
-            learned = None if learned is None else np.append(learned, True)
+            begun = ids[: len(first)].tolist() == first.tolist()
+            added = first[:0] if begun else first
+            ids = np.concatenate([added, ids, [encoder.end_of_text]])
+            if learned is not None:
+                learned = np.concatenate([np.zeros(len(added), bool), learned, [True]])
         yield ids, learned
+
+
+def first_tokens(encoder: Encoder) -> list[int]:
+    """Return the tokens that the tokenizer begins a text with, as Llama's and Gemma's do: models
+    have never seen a text without them, and are prompted with them."""
+    plain, whole = list(encoder.encode(["a"])[0]), encoder.encode_prompt("a")
+    places = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+    return whole[: next(places, 0)]
 
 
 def _common_length(ids: np.ndarray, others: np.ndarray) -> int:

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,10 +20,17 @@ from launcher.util.hub_cache import HUB_PREFIX as HUB_PREFIX
 TEXT_FIELD = "text"
 SPLITS = ("train", "validation", "test")
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+BESIDE_TOKENIZER = (
+    *(TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"),
+    CHAT_TEMPLATE_FILE,
+)
+"""Kept as they are, from an import or a download through training to an export."""
 META_FILE = "meta.json"
 Kind = Literal["tokens", "documents", "learned"]
 
-_TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja")
+_TEMPLATE_FILES = (TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE)
 
 
 def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
@@ -98,6 +105,34 @@ def template_files(tokenizer: str) -> list[Path]:
     path = Path(tokenizer).expanduser()
     beside = (path.with_name(name) for name in _TEMPLATE_FILES)
     return [file for file in beside if file.is_file()] if path.is_file() else []
+
+
+def end_token_beside(tokenizer: str) -> str | int | None:
+    """Return the token that ends a text, or its id, as the files beside a tokenizer.json name it.
+
+    Chat models end their turns, and so their texts, with another token than they were pretrained
+    with: transformers stops there, and the tokenizer.json alone does not say so.
+    """
+    path = Path(tokenizer).expanduser()
+    named = _fields(path.with_name(TOKENIZER_CONFIG_FILE)).get("eos_token")
+    if isinstance(named, dict):  # an added token with its options
+        named = named.get("content")
+    if isinstance(named, str):
+        return named
+    for name in ("config.json", "generation_config.json"):
+        listed = _fields(path.with_name(name)).get("eos_token_id")
+        number = listed[0] if isinstance(listed, list) and listed else listed
+        if isinstance(number, int):
+            return number
+    return None
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):  # what needs the file will say so
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,21 @@ import contextlib
 import functools
 import importlib.util
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from launcher.data.files import HUB_PREFIX, TEXT_FIELD, field_key, hub_files, hub_key
+from launcher.data.files import (
+    BESIDE_TOKENIZER,
+    HUB_PREFIX,
+    TEXT_FIELD,
+    field_key,
+    hub_files,
+    hub_key,
+)
 from launcher.data.formats import Document, Form, ReadExample, check_fields, form_of
 from launcher.util.errors import UserError
 from launcher.util.hub_cache import go_offline_if_unreachable, is_cached, is_offline
@@ -217,6 +226,19 @@ class PythonEncoder:
 
     def save(self, path: Path) -> None:
         """Do nothing: this tokenizer has no such form."""
+
+
+def save_beside(tokenizer: str, folder: Path) -> None:
+    """Write the files that transformers keeps beside the tokenizer.json of `hf:NAME`.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    with tempfile.TemporaryDirectory() as saved:
+        load_from_transformers(tokenizer).save_pretrained(saved)
+        for name in BESIDE_TOKENIZER:
+            if (Path(saved) / name).is_file():
+                shutil.copyfile(Path(saved) / name, folder / name)
 
 
 def load_from_transformers(tokenizer: str) -> Any:

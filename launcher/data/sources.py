@@ -62,6 +62,10 @@ class Files:
         """Hash the files, and add the field that is read."""
         return self._hash(memo_dir) + field_key(self.field)
 
+    def has_fields(self) -> bool:
+        """Return whether the files are records of which one field is read."""
+        return any(path.suffix.lower() in _WITH_FIELDS for path in self.files)
+
     def _hash(self, memo_dir: Path) -> str:
         found = stamps(self.files)
         if sum(size for _, size, *_ in found) < _MEMO_BYTES:
@@ -142,12 +146,13 @@ def find_source(choice: DataChoice) -> Source:
 
         return HubDataset.named(data, field)
     files = _stdlib_files() if data == "stdlib" else _text_files(data)
-    if field != TEXT_FIELD and not any(path.suffix.lower() in _WITH_FIELDS for path in files):
+    found = Files(label=data, files=files, field=field)
+    if field != TEXT_FIELD and not found.has_fields():
         raise UserError(
             f"--data-field {field}: --data {data} holds no .jsonl or .parquet file, whose fields "
             "have names: leave it out"
         )
-    return Files(label=data, files=files, field=field)
+    return found
 
 
 def _stdlib_files() -> tuple[Path, ...]:
@@ -167,6 +172,12 @@ def _text_files(data: str) -> tuple[Path, ...]:
     path = Path(data).expanduser()
     if path.is_dir():
         files = tuple(file for file in walk(path) if file.suffix.lower() in _IN_FOLDERS)
+        skipped = (file for file in walk(path) if file.suffix.lower() == ".json")
+        if (examples := next(filter(_lists, skipped), None)) is not None:
+            raise UserError(
+                f"--data {data}: {examples.name} in that folder holds a list, and a folder's .json "
+                "files are not read: give the file itself, or write it as .jsonl"
+            )
         if not files:
             known = ", ".join(_IN_FOLDERS)
             raise UserError(f"--data {data} holds no text: no {known} file in that folder")
@@ -181,3 +192,12 @@ def _text_files(data: str) -> tuple[Path, ...]:
             f"--data {data}: the suffix {path.suffix!r} is not one that is read ({_READ})"
         )
     return (path,)
+
+
+def _lists(path: Path) -> bool:
+    """Return whether a .json file holds a list, by its first character."""
+    try:
+        with path.open("rb") as file:
+            return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+    except OSError:
+        return False

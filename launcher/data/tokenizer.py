@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from launcher.data.files import HUB_PREFIX, hash_files, hub_key
+from launcher.data.files import HUB_PREFIX, end_token_beside, hash_files, hub_key
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
@@ -128,7 +128,7 @@ def tokenizer_key(tokenizer: str, vocab_size: int) -> str:
             f"there is no tokenizer {tokenizer!r}: give bpe, byte, hf:NAME "
             "or the path of a tokenizer.json"
         )
-    return f"file {hash_files([path])}"
+    return f"file {hash_files([path])} {end_token_beside(tokenizer)}"
 
 
 def load_encoder(tokenizer: str) -> Encoder:
@@ -149,7 +149,10 @@ def load_encoder(tokenizer: str) -> Encoder:
             "tokenizers library, or give bpe"
         ) from error
     _check_added(document, loaded, tokenizer)
-    ends = (loaded.token_to_id(token) for token in _KNOWN_END_TOKENS)
+    named = end_token_beside(tokenizer)
+    if isinstance(named, int):
+        named = loaded.id_to_token(named)
+    ends = (loaded.token_to_id(token) for token in (named, *_KNOWN_END_TOKENS) if token)
     return _fast(loaded, next((end for end in ends if end is not None), None), tokenizer)
 
 
@@ -254,7 +257,8 @@ def _fast(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncod
     if end_of_text is None:
         raise UserError(
             f"tokenizer {name} has no token that ends a text: add one of "
-            f"{', '.join(_KNOWN_END_TOKENS)} to it"
+            f"{', '.join(_KNOWN_END_TOKENS)} to it, or name one as eos_token in the "
+            "tokenizer_config.json beside it"
         )
     # Files saved for inference may truncate or pad texts to the length of a context.
     tokenizer.no_truncation()

@@ -22,6 +22,7 @@ import yaml
 from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.config.resolve import Resolved
 from launcher.config.schema import LoopChoice
+from launcher.data.files import HUB_PREFIX
 from launcher.parallel.world import World, number_of
 from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
 from launcher.util.errors import ExitCode, UserError
@@ -197,10 +198,12 @@ def _copy_inputs(
     if tokenizer_file is not None:
         # The text it was trained on may change; an export of the model needs this one.
         shutil.copyfile(tokenizer_file, run / "tokenizer.json")
-    if Path(tokenizer).suffix:  # a file, which other programs may have saved more beside
+    if Path(tokenizer).suffix or tokenizer.startswith(HUB_PREFIX):
         from launcher.checkpoint.pretrained.companions import carry_beside
 
-        carry_beside(tokenizer, run)
+        # What other programs have saved beside a file; the corpus has kept what came with a name.
+        by_name = tokenizer.startswith(HUB_PREFIX) and tokenizer_file is not None
+        carry_beside(str(tokenizer_file) if by_name else tokenizer, run)
 
 
 def _was_refused(out: Path) -> bool:

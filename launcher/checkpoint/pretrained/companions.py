@@ -8,19 +8,18 @@ from typing import Any
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.pretrained.weight_files import write_json
 from launcher.config.families.base import ENDS, check_token_ids
-from launcher.data.files import TOKENIZER_FILE
+from launcher.data.files import (
+    BESIDE_TOKENIZER,
+    HUB_PREFIX,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+)
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
 GENERATION_FILE = "generation_config.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-# Kept as they are, from an import through training to an export.
-_OF_A_TOKENIZER = (
-    *(TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"),
-    "chat_template.jinja",
-)
 
 
 def carry_beside(tokenizer: str, run: Path) -> bool:
@@ -40,7 +39,7 @@ def carry_beside(tokenizer: str, run: Path) -> bool:
 def _carry(source: Path, target: Path) -> None:
     if source.resolve() == target.resolve():
         return
-    for name in (GENERATION_FILE, *_OF_A_TOKENIZER):
+    for name in (GENERATION_FILE, *BESIDE_TOKENIZER):
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
     if (target / GENERATION_FILE).exists() or not (source / "config.json").is_file():
@@ -152,6 +151,11 @@ def write_tokenizer(folder: Path, tokenizer: str, config: ModelConfig) -> int:
             f"tokenizer {tokenizer} cannot be written as a {TOKENIZER_FILE}: "
             "give --tokenizer none to leave it out"
         )
+    if tokenizer.startswith(HUB_PREFIX):
+        from launcher.data.hub import save_beside
+
+        save_beside(tokenizer, folder)
+        return encoder.end_of_text
     from tokenizers import Tokenizer
 
     end_of_text = Tokenizer.from_file(str(path)).id_to_token(encoder.end_of_text)

@@ -2,9 +2,10 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from chat_tokenizers import CHATML, chat_tokenizer
 from corpora import open_text
+from tokenizers import Tokenizer, processors
 
+from launcher.checkpoint.pretrained.companions import carry_beside
 from launcher.data import IGNORED_TARGET, Corpus, EvaluationBatches, GlobalBatches
 from launcher.data.chat import ChatTemplate
 from launcher.data.corpus_build import encode
@@ -38,6 +41,12 @@ THINKS = (
     " if '</think>' in m.content else '' }}\n</think>\n\n{% endif %}"
     "{{ text }}<|im_end|>\n{% endfor %}"
 )
+ASKS = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}</call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+)
 QUIET = (
     "{% for m in messages %}{% if m.role != 'critic' %}{{ m.content }}</s>{% endif %}{% endfor %}"
 )
@@ -58,7 +67,7 @@ def opened(data: Path, tokenizer: str = "byte", **options: Any) -> Corpus:
     return open_text(data, tokenizer=tokenizer, **settings)
 
 
-def learned_text(folder: Path, messages: list[dict[str, str]]) -> tuple[str, list[str]]:
+def learned_text(folder: Path, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
     """The text that messages become, and what of it is learned, piece by piece."""
     template = ChatTemplate.of(f"hf:{folder}", "chats.jsonl")
     document = template.document({"messages": messages}, "line 1")
@@ -160,6 +169,35 @@ def test_reasoning_that_a_template_keeps_is_learned(tmp_path: Path) -> None:
     assert "user\nb?<|im_end|>\n<|im_start|>assistant\n<think>\nwell, so\n</think>\n\nyes" in text
     assert learned == ["yes<|im_end|>", "well, so\n</think>\n\nyes<|im_end|>"]
     assert learned_text(folder, turns("a?", "no"))[1] == ["no<|im_end|>"]
+
+
+def test_what_a_template_puts_before_an_answer_is_learned_where_it_asks_for_one(
+    tmp_path: Path,
+) -> None:
+    folder = chat_tokenizer(tmp_path / "thinks", THINKS + ASKS)
+    learned = learned_text(folder, turns("a?", "<think>\nwell\n</think>\n\nyes", "b?", "no"))[1]
+    assert learned == ["yes<|im_end|>", "<think>\n\n</think>\n\nno<|im_end|>"]
+
+
+@pytest.mark.parametrize("content", ["Let me look.", "", None])
+@pytest.mark.parametrize("asks", ["", ASKS])
+def test_calls_of_tools_are_learned(tmp_path: Path, content: str | None, asks: str) -> None:
+    folder = chat_tokenizer(tmp_path / "calls", CALLS + asks)
+    calls = [{"type": "function", "function": {"name": "weather", "arguments": {}}}]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": content, "tool_calls": calls},
+        {"role": "tool", "content": "21"},
+        {"role": "assistant", "content": "It is 21."},
+    ]
+    if not content and not asks:  # nothing says where the turn begins
+        with pytest.raises(UserError, match="leaves out or changes message 2"):
+            learned_text(folder, chat)
+        return
+    called = f"{content or ''}<call>weather</call><|im_end|>"
+    assert learned_text(folder, chat)[1] == [called, "It is 21.<|im_end|>"]
+    chat[1]["weight"] = 0
+    assert learned_text(folder, chat)[1] == ["It is 21.<|im_end|>"]
 
 
 def test_without_the_mask_every_token_is_a_target_and_the_tokens_are_the_same(
@@ -390,6 +428,70 @@ def test_the_template_beside_a_tokenizer_json_writes_messages(tmp_path: Path) ->
     chat_tokenizer(folder, CHATML.replace("<|im_end|>", "<|im_end|><|im_end|>"))
     again = opened(path, str(folder / "tokenizer.json")).train
     assert len(again.tokens) > len(by_file.tokens)
+
+
+def test_a_document_ends_with_the_token_that_the_files_beside_a_tokenizer_json_name(
+    tmp_path: Path,
+) -> None:
+    folder = chat_tokenizer(tmp_path / "tokenizer", CHATML)  # <|endoftext|> is a token of it, too
+    path = write(tmp_path / "pairs.jsonl", pairs(40))
+    by_file, by_name = (opened(path, name) for name in (f"{folder}/tokenizer.json", f"hf:{folder}"))
+    end = load_encoder(f"hf:{folder}").end_of_text
+    assert load_encoder(f"hf:{folder}").decode_all([end]) == "<|im_end|>"
+    for corpus in (by_file, by_name):
+        assert corpus.first_document.tokens[-1] == end
+        assert load_encoder(str(corpus.tokenizer_path)).end_of_text == end
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).unlink()
+    (folder / "config.json").write_text('{"eos_token_id": [3, 4]}')
+    assert opened(path, f"{folder}/tokenizer.json").first_document.tokens[-1] == 3
+    (folder / "config.json").write_text('{"eos_token_id": 12345}')  # of another tokenizer
+    assert opened(path, f"{folder}/tokenizer.json").first_document.tokens[-1] == 0
+
+
+def test_a_document_begins_as_the_tokenizer_begins_a_prompt(tmp_path: Path) -> None:
+    folder = chat_tokenizer(tmp_path / "tokenizer", CHATML)
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    begin = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", begin)]
+    )
+    tokenizer.save(file)
+    corpus = opened(write(tmp_path / "pairs.jsonl", pairs(40)), file)
+    first = corpus.first_document
+    prompt = load_encoder(file).encode_prompt(pairs(40)[0]["prompt"])
+    assert first.tokens[: len(prompt)].tolist()[0] == begin == prompt[0]
+    assert first.learned is not None
+    assert not first.learned[0]
+    assert first.learned[-1]
+    texts = write(tmp_path / "texts.jsonl", [{"text": f"<s>number {n}"} for n in range(200)])
+    tokens = opened(texts, file).train.tokens  # that begin with it already
+    assert (tokens == begin).sum() == (tokens == load_encoder(file).end_of_text).sum()
+    chats = opened(write(tmp_path / "chats.jsonl", [CHAT] * 40), file)
+    assert begin not in chats.train.tokens  # a template says how it begins
+
+
+def test_what_is_beside_a_tokenizer_of_a_name_is_kept(tmp_path: Path) -> None:
+    folder = chat_tokenizer(tmp_path / "tokenizer", CHATML)
+    corpus = opened(write(tmp_path / "pairs.jsonl", pairs(40)), f"hf:{folder}")
+    run = tmp_path / "run"
+    run.mkdir()
+    assert carry_beside(str(corpus.tokenizer_path), run)
+    shutil.copyfile(str(corpus.tokenizer_path), run / "tokenizer.json")
+    names = (f"{run}/tokenizer.json", f"hf:{folder}")
+    kept, named = (ChatTemplate.of(name, "").prompt(turns("a")) for name in names)
+    assert kept == named
+
+
+def test_a_list_of_examples_in_a_folder_is_not_left_out(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "README.md").write_text("About this data set. " * 100)
+    (tmp_path / "data" / "info.json").write_text('{"version": 1}')
+    (tmp_path / "data" / "train.json").write_text(json.dumps([PAIR] * 40))
+    assert "train.json in that folder holds a list" in refusal(tmp_path / "data")
+    (tmp_path / "data" / "train.json").unlink()
+    assert opened(tmp_path / "data").first_document.learned is None
 
 
 def test_messages_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
