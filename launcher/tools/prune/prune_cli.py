@@ -1,6 +1,7 @@
 """`shardscale prune`: read a trained model, remove weights, report the cost, write a run."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.checkpoint.extra import Base
 from launcher.checkpoint.pretrained.loading import build, chosen_device, open_source
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.resolve import check_run_folder
+from launcher.config.schema import DataChoice
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.tools.prune import kinds
@@ -23,7 +25,7 @@ from launcher.tools.prune.text import TEXT_FIELDS, Text, choice_of
 from launcher.tools.prune.weights import narrower, prune_groups, prune_in_place
 from launcher.util import tables
 from launcher.util.errors import ExitCode, UserError, refusing
-from launcher.util.flags import one_sentence
+from launcher.util.flags import as_flags, one_sentence
 from launcher.util.sizes import MIB
 
 
@@ -86,7 +88,7 @@ def prune(options: PruneOptions) -> None:
         beside=opened.beside,
         report=report,
     )
-    _print(options, found, (before, after))
+    _print(options, text, found, (before, after))
 
 
 def _open(options: PruneOptions) -> Opened:
@@ -160,6 +162,7 @@ def _report(
 
 def _print(
     options: PruneOptions,
+    text: Text | None,
     found: Sequence[Kind],
     perplexities: tuple[float | None, float | None],
 ) -> None:
@@ -170,13 +173,17 @@ def _print(
         tables.say("perplexity: not measured, because there is no text (--data)")
     else:
         tables.say(f"validation perplexity: {before:.3f} before, {after:.3f} after")
-    for line in _notes(options, found):
+    for line in _notes(options, text, found):
         tables.say(line)
 
 
-def _notes(options: PruneOptions, found: Sequence[Kind]) -> list[str]:
+def _notes(options: PruneOptions, text: Text | None, found: Sequence[Kind]) -> list[str]:
     """Explain the bytes, and how to continue."""
-    go_on = f"continue training: shardscale train --init-from {options.out} --lr LR --steps N"
+    folder = shlex.quote(str(options.out))
+    go_on = (
+        f"continue training: shardscale train --init-from {folder} {_text_flags(text)} --lr LR "
+        "--steps N"
+    )
     count = sum(kind.after for kind in found)
     if options.structured:
         return [f"{options.out}: a dense model of {count:,} parameters", go_on]
@@ -191,3 +198,13 @@ def _notes(options: PruneOptions, found: Sequence[Kind]) -> list[str]:
     if options.pattern == "2:4":
         lines.append(two_of_four_note(chosen_device(options.device)))
     return [*lines, go_on]
+
+
+def _text_flags(text: Text | None) -> str:
+    """Return the flags that select the same text in training."""
+    if text is None:
+        return "--data DATA"
+    named: dict[str, Any] = {name: getattr(text.choice, name) for name in TEXT_FIELDS}
+    default = DataChoice()
+    fields = {n: v for n, v in named.items() if n == "data" or v != getattr(default, n)}
+    return as_flags({n: shlex.quote(v) if isinstance(v, str) else v for n, v in fields.items()})

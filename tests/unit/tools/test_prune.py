@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,22 @@ def test_masks_are_stored_beside_zeros(
                 assert (stays.sum(dim=1) == dense.size(1) // 2).all()
         for name in ("wte.weight", "ln_f.weight", "blocks.0.attn.qkv.bias"):
             assert torch.equal(before.read(name), after.read(name))
+
+
+@pytest.mark.parametrize("source", ["the run's", "given", "none"])
+def test_the_command_that_continues_names_the_text(
+    run: Path, text: Path, tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --data, training would read the default corpus, whatever the model was trained on."""
+    lines = tmp_path / "more lines.jsonl"
+    lines.write_text("".join(f'{{"text": "Number {n} of them."}}\n' for n in range(300)))
+    given = {"the run's": (), "given": (f"--data={lines}",), "none": ("--data=none",)}
+    pruned(run, tmp_path / "half", *given[source])
+    command = capsys.readouterr().out.splitlines()[-1].partition("shardscale train ")[2]
+    words = shlex.split(command)
+    named = {"the run's": str(text), "given": str(lines), "none": "DATA"}
+    assert words[2:4] == ["--data", named[source]]
+    assert parse_run_config(words[:4]).data.data == named[source]
 
 
 @pytest.mark.parametrize("pattern", ["heads", "mlp"])
