@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import torch
 from rich.text import Text
 
 from launcher.config.resolve import Resolved
-from launcher.config.schema import LoopChoice, RunConfig
+from launcher.config.schema import LoopChoice
 from launcher.data import Corpus
 from launcher.measure.memory import MemoryMeter, peak_rss_bytes
 from launcher.measure.phases import PHASES, StepTimes
@@ -27,6 +26,7 @@ from launcher.model.products import flops_per_token
 from launcher.parallel.mesh import across_nodes
 from launcher.parallel.world import World
 from launcher.run.journal import Journal
+from launcher.run.notes import default_text, unused_rows
 from launcher.run.prepare import Prepared
 from launcher.run.training_record import TrainingRecord
 from launcher.strategies import variant_of
@@ -35,8 +35,6 @@ from launcher.util.sizes import gib
 
 FEW_TOKENS = 1000
 """Below this many tokens, a perplexity is mostly the choice of its text."""
-PADDED: Final = 0.05
-"""Share of a vocabulary's rows that a round number may explain."""
 
 
 def introduction(
@@ -73,6 +71,7 @@ def introduction(
         *_deepspeed_lines(sharding.deepspeed),
         prepared.recipe,
         f"corpus: {prepared.corpus.description}",
+        *default_text(prepared.resolved.config),
         *unused_rows(prepared.resolved.config, model.vocab_size, prepared.corpus.vocab_size),
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
         f"{record.micro_batch} x {data_ranks} ranks x {record.accumulation} accumulated; "
@@ -81,23 +80,6 @@ def introduction(
         *_repeats(record, prepared.corpus),
         *_example_lines(prepared, world),
     ]
-
-
-def unused_rows(config: RunConfig, rows: int, ids: int) -> list[str]:
-    """Return a note on a vocabulary that is larger than the tokenizer's.
-
-    Models fill theirs up to a round number, by less than 2% in all known ones. More than that is
-    memory that learns nothing, or the tokenizer of another model.
-    """
-    if rows - ids <= PADDED * rows:
-        return []
-    says = (
-        f"vocabulary: {rows - ids:,} of {rows:,} rows are never used, as the tokenizer "
-        f"{config.data.tokenizer} has {ids:,} ids"
-    )
-    if config.model.init_from is not None:
-        return [f"{says}: is it the one that these weights were trained with?"]
-    return [says]
 
 
 def _repeats(record: TrainingRecord, corpus: Corpus) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.config.schema import RunConfig
-from launcher.run.summary import unused_rows
+from launcher.run.notes import default_text, unused_rows
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,12 @@ def test_a_larger_vocabulary_than_the_tokenizers_is_a_note() -> None:
     given = config.replace(tokenizer="gpt2.json", init_from=Path("llama"))
     (line,) = unused_rows(given, 128_256, 50_257)
     assert line.endswith("has 50,257 ids: is it the one that these weights were trained with?")
+
+
+def test_weights_that_train_on_the_default_corpus_are_a_note() -> None:
+    """Who forgets --data beside --init-from would fine-tune on Python's own sources."""
+    config = RunConfig().replace(init_from=Path("llama"))
+    (line,) = default_text(config)
+    assert "stdlib is the default of --data" in line
+    assert default_text(config.replace(data="few.jsonl")) == []
+    assert default_text(RunConfig()) == []
