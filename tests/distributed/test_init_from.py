@@ -124,6 +124,26 @@ def refusal(argv: list[str]) -> str:
     return str(caught.value)
 
 
+def test_a_run_continues_in_another_folder_by_its_own_config(
+    text: Path, llama: Path, single: Path, tmp_path: Path
+) -> None:
+    """Its config.yaml names --init-from, which the resumed checkpoint's weights replace."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    flags = flags_of(text, first, f"--init-from={llama}", "--micro-batch=8", "--stop-after=2")
+    losses(python("-m", "launcher.train", *flags), first)
+    own = [f"--config={first / 'config.yaml'}", f"--resume={first}"]
+    more = ["--stop-after=3", f"--out={second}"]
+    done = python("-m", "launcher.train", *own, *more)
+    assert losses(done, second) == recorded(single)[2:]
+    assert "resumed from" in done.stdout
+    same = f"--init-from={llama / '..' / llama.name}"
+    prepare(
+        [*own, same, "--stop-after=3", f"--out={tmp_path / 'b'}"], world_size=1, ranks_per_node=1
+    )
+    others = [*own, f"--init-from={single}", more[0], f"--out={tmp_path / 'c'}"]
+    assert "both say where weights come from" in refusal(others)
+
+
 def test_what_cannot_be_begun_with_is_refused(text: Path, llama: Path, tmp_path: Path) -> None:
     out, empty = tmp_path / "out", tmp_path / "empty"
     empty.mkdir()

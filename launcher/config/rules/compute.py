@@ -183,18 +183,6 @@ def tf32(setting: Setting) -> Iterator[str]:
         )
 
 
-def init_from(setting: Setting) -> Iterator[str]:
-    """Reject --init-from beside --resume."""
-    folder, resume = setting.config.model.init_from, setting.config.loop.resume
-    if setting.model.lora is not None:
-        return  # which has weights beside it, and goes on with its own
-    if folder is not None and resume is not None and str(resume) != "auto":
-        yield (
-            f"--init-from {folder} and --resume {resume} both say where weights come from: give "
-            "--resume to continue with that run's optimizer, --init-from to start a new run"
-        )
-
-
 def schedule(setting: Setting) -> Iterator[str]:
     """Reject --decay-steps without --schedule wsd."""
     optim = setting.config.optim
@@ -259,7 +247,6 @@ RULES: Final[tuple[Rule, ...]] = (
     fp16,
     fp8,
     tf32,
-    init_from,
     schedule,
     warmup,
     compiled,

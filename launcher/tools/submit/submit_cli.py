@@ -10,6 +10,7 @@ from launcher.config.resolve import check_run_folder, resolve
 from launcher.data.sources import find_source
 from launcher.run.prepare import check_init_from, compiled_before, with_recipe
 from launcher.run.resume import find_resume
+from launcher.run.weights_source import check_weights_source
 from launcher.tools.submit.job import Job, NotQueued, fill, sbatch
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_RANKS, OptionParser, require_range
@@ -164,6 +165,7 @@ def _check_training(job: Job) -> Path | None:
     job.check_device(config.loop.device)
     device_type = "cuda" if job.gpus_per_node else "cpu"
     resume = find_resume(config.loop, {})
+    check_weights_source(config, resume.source)
     config, _ = with_recipe(config, resume.source)
     resolved = resolve(
         config,
