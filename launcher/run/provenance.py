@@ -14,27 +14,22 @@ from launcher.checkpoint.extra import Base, Extra, saved_model
 from launcher.checkpoint.rank_files import RangeReader
 from launcher.checkpoint.store import candidates
 from launcher.config import old_names
-from launcher.config.model import CHANGES_ADAPTERS, adapter_flags
 from launcher.config.recipes import fill_as_saved
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
-from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
-from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.registry import checkpointed
 from launcher.run.resume import Resume
+from launcher.run.same_model import check_model, shown
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.parameters import trained_shapes
 from launcher.util.errors import UserError, naming
-from launcher.util.flags import as_flags, flag
 
-# Every field of RunConfig is in one of these, or changes no number that training computes.
-CHANGES_THE_FUNCTION = WHAT_IT_COMPUTES
+# Every field of RunConfig is in one of these or of same_model.py, or changes no number that
+# training computes.
 REPORTED_OF_MODEL = ("dropout", "window", "attention", "sdpa_backend", "quantize_base")
-LONGEST_SHOWN = 400
-_FOLLOW = ("kv_heads", "head_dim")
 REPORTED_OF_RUN = (
     *("data", "data_field", "mask_prompt", "document_attention"),
     *("seq_len", "global_batch", "steps", "seed"),
@@ -107,66 +102,6 @@ def newest_extra(source: Path) -> Extra | None:
     return None
 
 
-def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
-    """Refuse a model that computes another function than the checkpoint's, where that is known.
-
-    Raises:
-        UserError: naming the flags of both.
-    """
-    saved = saved_model(checkpoint.extra)
-    if saved is None:
-        return
-    check_document(checkpoint, saved, model)
-    before, after = saved.computes(), model.computes()
-    changed = [
-        name
-        for name in CHANGES_THE_FUNCTION
-        if before[name] != after[name]
-        # Consequences of heads and width are not named again.
-        and not (name in _FOLLOW and getattr(saved, name) is getattr(model, name) is None)
-    ]
-    if saved.context < model.context:  # what it computes up to there is the same
-        changed.remove("context")
-    for values, one in ((before, saved), (after, model)):
-        own = adapter_flags(one.lora)
-        values |= {name: own.get(name) for name in CHANGES_ADAPTERS} | {"masks": one.masks}
-    of_training = (*CHANGES_ADAPTERS, "masks")
-    changed += [name for name in of_training if before[name] != after[name]]
-    if changed:
-        there, here = (
-            as_flags({name: one[name] for name in changed if one[name] is not None})
-            or f"no {flag(changed[0])}"
-            for one in (before, after)
-        )
-        raise UserError(
-            f"checkpoint {checkpoint.path}: holds a model of {there}, and this run's is of {here}: "
-            f"give the same model flags as for the run that saved it, {there}"
-        )
-
-
-def check_document(checkpoint: Checkpoint, saved: ModelConfig, model: ModelConfig) -> None:
-    """Refuse another config.json than that of the checkpoint's decoder of transformers.
-
-    Raises:
-        UserError: naming the first field that differs.
-    """
-    before, after = (one.fields if isinstance(one, ForeignConfig) else {} for one in (saved, model))
-    if bool(before) != bool(after):
-        there, here = ("transformers" if one else "own" for one in (before, after))
-        raise UserError(
-            f"checkpoint {checkpoint.path}: was trained with --decoder {there}, whose weights have "
-            f"other names, and this run has --decoder {here}: give --decoder {there}"
-        )
-    differing = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
-    if differing:
-        name = differing[0]
-        raise UserError(
-            f"checkpoint {checkpoint.path}: was trained with {name} "
-            f"{_shown(before.get(name))} in its config.json, and this run's has "
-            f"{_shown(after.get(name))}: give the config.json of the run that saved it"
-        )
-
-
 def base_of(resolved: Resolved) -> Base | None:
     """Identify the weights that a run's adapters are trained beside, reading all of them; None
     without adapters.
@@ -212,7 +147,7 @@ def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None
     if saved is None or corpus.tokenizer_path is None:
         return
     if saved != tokenizer_fingerprint(corpus.tokenizer_path):
-        there = _shown(checkpoint.extra.get("config", {}).get("tokenizer", "another"))
+        there = shown(checkpoint.extra.get("config", {}).get("tokenizer", "another"))
         own = _own_tokenizer(checkpoint)
         fix = own if own.exists() else f"FILE with the {TOKENIZER_FILE} of the run that saved it"
         what = "trained on this run's data" if choice == "bpe" else "which has other token ids"
@@ -273,10 +208,4 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _change(name: str, before: Any, after: Any) -> str:
-    return f"{name} {_shown(before)} -> {_shown(after)}"
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a sentence; a checkpoint may hold arbitrary text."""
-    text = "not given" if value is None else str(value)
-    return (text if text.isprintable() else ascii(text))[:LONGEST_SHOWN]
+    return f"{name} {shown(before)} -> {shown(after)}"

@@ -66,7 +66,7 @@ def refusing(main: Callable[P, int]) -> Callable[P, int]:
 
 MOST_CHARACTERS = 280
 """Characters of a sentence: with what is put before it, it stays below 300."""
-_LONGEST_WORD = 40
+LONGEST_WORD = 40
 """Lengths that words are shortened to, the longest first, in a sentence that would be longer."""
 
 
@@ -79,9 +79,9 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     while (over := len(text) - most) > 0:
         longest = max(range(len(words)), key=lambda number: len(words[number]))
         size = len(words[longest])
-        if size <= _LONGEST_WORD:
+        if size <= LONGEST_WORD:
             return _without_middle(text, most)
-        words[longest] = _without_middle(words[longest], max(_LONGEST_WORD, size - over))
+        words[longest] = _without_middle(words[longest], max(LONGEST_WORD, size - over))
         text = " ".join(words)
     return text
 

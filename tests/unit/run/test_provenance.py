@@ -15,12 +15,12 @@ from launcher.model.config import ModelConfig
 from launcher.parallel.world import start
 from launcher.run.prepare import Prepared, prepare
 from launcher.run.provenance import (
-    CHANGES_THE_FUNCTION,
     REPORTED_OF_MODEL,
     REPORTED_OF_RUN,
     _change,
     differences,
 )
+from launcher.run.same_model import CHANGES_THE_FUNCTION
 from launcher.run.saves import run_entries
 from launcher.train import build_engine
 from launcher.util.errors import UserError
@@ -158,6 +158,34 @@ def test_another_function_is_refused_by_name_and_value(
 def test_adapters_that_a_checkpoint_lacks_are_refused_by_name(run: Path, text: Path) -> None:
     with pytest.raises(UserError, match="holds a model of no --lora-rank, and this run's is of"):
         prepared(text, *BYTE, "--lora-rank=2", f"--resume={run}")
+
+
+LLAMA = [
+    *("--layers=2", "--d-model=64", "--heads=4", "--kv-heads=2", "--d-ff=128", "--context=32"),
+    *("--position=rope", "--norm=rms", "--norm-eps=1e-6", "--activation=swiglu", "--bias=none"),
+    "--no-tied",
+]
+
+
+def test_many_differences_are_refused_with_a_whole_remedy(
+    run: Path, text: Path, tmp_path: Path
+) -> None:
+    """All flags of both models are longer than a sentence, which is cut in its middle."""
+    resume = f"--resume={run}"
+    with pytest.raises(UserError) as caught:
+        prepared(text, *BYTE, *LLAMA, resume)
+    said = str(caught.value)
+    assert "by --layers, --heads and 9 other flags: give --layers 1 --heads 2" in said
+    assert said.endswith("6 more of extra.config in its index.json")
+    (run / "config.yaml").write_text("steps: 9\n")
+    try:
+        with pytest.raises(UserError) as caught:
+            prepared(text, *BYTE, *LLAMA, resume)
+    finally:
+        (run / "config.yaml").unlink()
+    said = str(caught.value)
+    assert said.endswith(f"give --config {run / 'config.yaml'} of the run that saved it")
+    assert "..." not in said
 
 
 def test_another_tokenizer_is_refused(run: Path, text: Path, tmp_path: Path) -> None:
