@@ -15,7 +15,7 @@ from launcher.checkpoint.pretrained.companions import (
     read_generation_config,
     run_of,
 )
-from launcher.checkpoint.pretrained.peft import folder_beside
+from launcher.checkpoint.pretrained.peft import companions_beside
 from launcher.checkpoint.pretrained.stored import Stored, open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
@@ -88,7 +88,7 @@ def open_source(folder: Path) -> Iterator[Source]:
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
         checkpoint = model.checkpoint
         if checkpoint is None:
-            beside = folder if (folder / HF_CONFIG).is_file() else folder_beside(folder)
+            beside = folder if (folder / HF_CONFIG).is_file() else companions_beside(folder)
             tokenizer = partial(_tokenizer_in, beside)
         else:
             beside = run_of(checkpoint)

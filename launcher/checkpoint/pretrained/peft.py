@@ -20,7 +20,7 @@ from launcher.checkpoint.pretrained.adapters import (
 )
 from launcher.checkpoint.pretrained.peft_settings import Settings
 from launcher.checkpoint.pretrained.weight_files import opened_safetensors
-from launcher.config.init_from import ADAPTER_CONFIG
+from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG, run_of
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import PROJECTIONS, Lora
@@ -224,3 +224,15 @@ def folder_beside(folder: Path) -> Path:
             "there where the model is that the adapter was trained beside"
         )
     return Path(named)
+
+
+def companions_beside(folder: Path) -> Path:
+    """Return the folder of the tokenizer of the model beside a PEFT folder's adapters: of a run's
+    checkpoint, the run.
+
+    Raises:
+        UserError: the model is not on this machine.
+    """
+    base = folder_beside(folder)
+    run = None if (base / HF_CONFIG).is_file() else run_of(base)
+    return run or base

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import tyro
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
-from launcher.checkpoint.pretrained.adapters import write_adapter
+from launcher.checkpoint.pretrained.adapters import BASE_FIELD, write_adapter
 from launcher.checkpoint.pretrained.companions import (
     GENERATION_FILE,
     choose_tokenizer,
@@ -23,7 +24,7 @@ from launcher.checkpoint.pretrained.companions import (
 from launcher.checkpoint.pretrained.stored import Stored, open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, write_weights
-from launcher.config.init_from import HF_CONFIG
+from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
 from launcher.config.resolve import check_run_folder
 from launcher.config.transformers_config import require_own, require_transformers
 from launcher.model.config import ModelConfig
@@ -170,10 +171,25 @@ def _export(model: Stored | Merged, options: ExportOptions) -> str:
             description = _write_weights(folder, model, checkpoint, options)
     config = model.config
     count = config.trained_parameter_count if options.adapter else config.parameter_count
-    return (
+    line = (
         f"exported {checkpoint.path} to {options.out}: {which_step(checkpoint)}; "
         f"{count:,} parameters, {options.dtype}, {description}"
     )
+    return "\n".join([line, *_base_notes(checkpoint, options)])
+
+
+def _base_notes(checkpoint: Checkpoint, options: ExportOptions) -> list[str]:
+    """Return what PEFT needs to load an adapter whose base is no folder of transformers."""
+    base = checkpoint.extra.get("base")
+    if not options.adapter or base is None or base.path is None:
+        return []
+    if (Path(base.path) / HF_CONFIG).is_file():
+        return []
+    return [
+        f"its base {base.path} is a run's checkpoint, which PEFT cannot load: shardscale export "
+        f"{shlex.quote(base.path)} --out FOLDER, and write FOLDER as {BASE_FIELD} in "
+        f"{options.out / ADAPTER_CONFIG}"
+    ]
 
 
 def _write_graph(

@@ -20,7 +20,7 @@ from launcher.checkpoint import Checkpoint, CheckpointFolder
 from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.index import RankFile
 from launcher.checkpoint.pretrained.companions import carry_in
-from launcher.checkpoint.pretrained.peft import folder_beside
+from launcher.checkpoint.pretrained.peft import companions_beside, folder_beside
 from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.pretrained.stored import Adapted, open_stored
 from launcher.checkpoint.pretrained.weight_files import new_folder
@@ -86,10 +86,10 @@ def import_model(folder: Path, out: Path) -> str:
 
 def _import_adapter(folder: Path, out: Path) -> str:
     """Import an adapter of PEFT, with the base weights that it names."""
-    base = folder_beside(folder)
+    base, companions = folder_beside(folder), companions_beside(folder)
     with open_stored(folder) as stored, new_folder(out) as run:
         config = stored.config
-        places = [place for place in (folder, base) if (place / TOKENIZER_FILE).exists()]
+        places = [place for place in (folder, companions) if (place / TOKENIZER_FILE).exists()]
         tokenizer = bool(places) and _copy_tokenizer(places[0], run, config)
         words: dict[str, Any] = in_words(config)
         if isinstance(config, ForeignConfig):
@@ -98,7 +98,7 @@ def _import_adapter(folder: Path, out: Path) -> str:
         words["init_from"] = str(base.absolute())
         extra = _write_config(run, out, config, words, tokenizer=tokenizer)
         extra["base"] = stored.base()
-        carry_in(base, run)
+        carry_in(companions, run)
 
         def parts(name: str) -> Iterator[tuple[int, Tensor]]:
             yield 0, stored.read(name).flatten()

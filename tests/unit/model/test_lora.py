@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from launcher.run.capacity import _state_bytes
 from launcher.strategies.build_inputs import materialize_whole
 from launcher.strategies.parameters import parameters_of, trained_shapes
 from launcher.tools.exchange import export, import_
+from launcher.tools.generate import generate_cli as generate
 from launcher.util.errors import UserError
 
 SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 32}
@@ -340,6 +342,30 @@ def test_generate_takes_adapters(trained: Path) -> None:
     with open_source(trained / "run") as source:
         merged = build(source, device=torch.device("cpu"), dtype=torch.float32)
     torch.testing.assert_close(merged(tokens), apart(tokens).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_beside_a_run_says_so_and_finds_its_tokenizer(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PEFT loads no checkpoint of a run; here its tokenizer is above the checkpoint."""
+    out, whole = tmp_path / "adapter", tmp_path / "whole"
+    assert export.main([str(trained / "run"), "--out", str(out), "--adapter"]) == 0
+    note = capsys.readouterr().out.splitlines()[-1]
+    named = json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert f"its base {named} is a run's checkpoint, which PEFT cannot load" in note
+    assert generate.main([str(out), "--prompt=3 squared", "--max-tokens=2", "--device=cpu"]) == 0
+    assert import_.main([str(out), "--out", str(tmp_path / "back")]) == 0
+    assert (tmp_path / "back" / "tokenizer.json").is_file()
+    command = shlex.split(note.partition("shardscale export ")[2].partition(",")[0])
+    assert export.main([*command[:2], str(whole)]) == 0
+    train(
+        *(f"--init-from={whole}", *RUN, f"--data={trained / 'text.txt'}"),
+        *("--lora-rank=2", "--steps=1", f"--out={tmp_path / 'beside'}"),
+    )
+    capsys.readouterr()
+    again = [str(tmp_path / "beside"), "--out", str(tmp_path / "again"), "--adapter"]
+    assert export.main(again) == 0
+    assert "PEFT cannot load" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
