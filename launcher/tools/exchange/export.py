@@ -57,8 +57,8 @@ class ExportOptions:
     """hf: a folder for transformers' from_pretrained. safetensors: weights under shardscale's
     names. onnx: a graph for ONNX Runtime and others. tensorrt: an engine for this machine's GPU."""
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of the exported weights. auto: hf and safetensors take that of the weights that the run
-    was fine-tuned from; otherwise fp32, as checkpoints are."""
+    """dtype of the exported weights. auto: whole models for hf and safetensors take that of the
+    weights that the run was fine-tuned from; otherwise fp32, as checkpoints are."""
     cache: bool = True
     """onnx, tensorrt: with a KV cache as inputs and outputs, for decoding token by token; without,
     the graph computes logits of whole sequences."""
@@ -157,8 +157,10 @@ def _export(model: Stored | Merged, options: ExportOptions) -> str:
     checkpoint = model.checkpoint
     assert checkpoint is not None
     if options.dtype == "auto":
-        of_base = "fp32" if options.format in GRAPH_FORMATS else dtype_of_base(checkpoint)
-        options = dataclasses.replace(options, dtype=of_base)
+        # Adapters are trained in fp32 beside a base of any dtype, and PEFT keeps theirs so.
+        exact = options.adapter or options.format in GRAPH_FORMATS
+        chosen = "fp32" if exact else dtype_of_base(checkpoint)
+        options = dataclasses.replace(options, dtype=chosen)
     with new_folder(options.out) as folder:
         if options.format in GRAPH_FORMATS:
             description = _write_graph(folder, model, checkpoint, options)

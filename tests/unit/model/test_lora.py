@@ -368,6 +368,24 @@ def test_an_adapter_beside_a_run_says_so_and_finds_its_tokenizer(
     assert "PEFT cannot load" not in capsys.readouterr().out
 
 
+def test_adapters_beside_a_bf16_base_go_to_peft_and_back_without_loss(
+    trained: Path, tmp_path: Path
+) -> None:
+    """They are trained in fp32, and are not rounded to the dtype of their base."""
+    base, run = tmp_path / "base", tmp_path / "run"
+    whole = [str(trained / "base"), "--out", str(base), "--dtype", "bf16"]
+    assert export.main(whole) == 0
+    targets = ("--lora-rank=2", "--lora-targets=proj,mlp")  # of one matrix here as there
+    data = f"--data={trained / 'text.txt'}"
+    train(f"--init-from={base}", *RUN, data, *targets, "--steps=2", f"--out={run}")
+    adapter, back = tmp_path / "adapter", tmp_path / "back"
+    assert export.main([str(run), "--out", str(adapter), "--adapter"]) == 0
+    assert import_.main([str(adapter), "--out", str(back)]) == 0
+    with open_stored(run) as before, open_stored(back) as after:
+        for name in trained_shapes(before.config):
+            assert torch.equal(before.read(name), after.read(name))
+
+
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path: Path) -> None:
     shape = {**LLAMA, "d_model": 64, "d_ff": 128}
