@@ -118,9 +118,12 @@ def require_own(model: ModelConfig, what: str) -> None:
         UserError: transformers computes it.
     """
     if isinstance(model, ForeignConfig):
+        can = "trained and resumed"
+        if USERS not in model.fields:
+            can = "trained, resumed and exported for transformers"
         raise UserError(
             f"{what} knows shardscale's own decoder only, and {model.computed_by} computes this "
-            "model: it can be trained and resumed"
+            f"model: it can be {can}"
         )
 
 

@@ -14,6 +14,8 @@ from tiny_architectures import ARCHITECTURES
 from launcher.checkpoint.pretrained.loading import build_any, open_source
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.arguments import parse_run_config
+from launcher.config.model import ModelChoice
+from launcher.config.transformers_config import require_own
 from launcher.data.tokenizer import ByteEncoder
 from launcher.model.decode import continuation
 from launcher.model.foreign.config import ForeignConfig
@@ -23,6 +25,7 @@ from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.import_ import main as import_adapter
 from launcher.tools.exchange.layouts import layout_of
 from launcher.tools.generate.generate_cli import main as generate
+from launcher.tools.prune.prune_cli import main as prune
 from launcher.util.errors import UserError
 
 FILE = "model.safetensors"
@@ -36,6 +39,19 @@ def saved(folder: Path, name: str, dtype: torch.dtype = torch.float32, **changes
     model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name].from_dict(fields))
     model.to(dtype).save_pretrained(folder)
     return model
+
+
+def test_a_tool_for_our_decoder_alone_says_what_else_can_be_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path / "gemma", "gemma2")
+    ByteEncoder().save(tmp_path / "gemma" / "tokenizer.json")
+    assert prune([str(tmp_path / "gemma"), f"--out={tmp_path / 'out'}", "--device=cpu"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("it can be trained, resumed and exported for transformers\n")
+    users = ModelChoice(decoder="examples.decoder:build").build()
+    with pytest.raises(UserError, match=r"it can be trained and resumed$"):
+        require_own(users, "this command")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
