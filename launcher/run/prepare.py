@@ -32,7 +32,6 @@ from launcher.run.capacity import check_checkpoint_room, check_minimum_memory, c
 from launcher.run.forecast_protocol import LoadForecast
 from launcher.run.resume import Resume, find_resume
 from launcher.run.run_folder import default_run_folder
-from launcher.run.weights_source import check_weights_source
 from launcher.strategies import strategy_of
 from launcher.strategies.base import missing_library
 from launcher.util.errors import UserError, naming
@@ -67,7 +66,7 @@ def prepare(
     config = parse_run_config(argv, world_size=world_size)
     libraries_say(config.loop.log_level)
     resume = find_resume(config.loop, os.environ)
-    check_weights_source(config, resume.source)
+    _check_weights_source(config, resume.source)
     config, recipe = with_recipe(config, resume.source)
     if config.data.leaves_micro_batch_open:
         config = with_saved_micro_batch(config, resume.source, world_size=world_size)
@@ -112,6 +111,13 @@ def prepare(
         recipe=recipe,
         micro_batch_open=micro_batch_open and config.loop.device == "cuda",
     )
+
+
+def _check_weights_source(config: RunConfig, source: Path | None) -> None:
+    if config.model.init_from is not None:
+        from launcher.run.weights_source import check_weights_source
+
+        check_weights_source(config, source)
 
 
 def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]:
