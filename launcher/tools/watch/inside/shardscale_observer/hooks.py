@@ -245,12 +245,10 @@ class Observer:
 
         @guarded
         def out_of_memory(device: int, wanted: int, total: int, free: int) -> None:
-            frames = sys._current_frames()[threading.main_thread().ident or 0]
+            # No local holds a frame: this one's would be a cycle, and keep all callers' tensors.
+            place = place_in_program(sys._current_frames()[threading.main_thread().ident or 0])
             self.session.out_of_memory(
-                requested_bytes=wanted,
-                free_bytes=free,
-                total_bytes=total,
-                place=place_in_program(frames),
+                requested_bytes=wanted, free_bytes=free, total_bytes=total, place=place
             )
 
         self.torch._C._cuda_attach_out_of_memory_observer(out_of_memory)
