@@ -1,6 +1,6 @@
 """Let a program on the stand-in GPU pass where its libraries would need a real one.
 
-distributed.py: object collectives, whose sums are read on the host, and a world of one rank.
+distributed.py: collectives whose sums are read on the host, and a world of one rank.
 built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
 of the host. Must work with Python 3.9 and torch 2.4, so
 annotations stay text.
@@ -24,5 +24,7 @@ def begin() -> None:
     from shardscale_rehearsal import built, distributed, weights
 
     after_import(distributed.MODULE, distributed.prepare)
+    for module in distributed.METHODS:
+        after_import(module, distributed.prepare_methods)
     after_import(built.MODULE, built.prepare)
     after_import(weights.MODULE, weights.prepare)

@@ -18,6 +18,11 @@ OBJECT_COLLECTIVES = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),
 )
+METHODS = {
+    # DTensor sends rank 0's state of the generator, and gives what arrives to its own.
+    "torch.distributed.tensor._random": ("OffsetBasedRNGTracker", "__init__"),
+}
+"""Module -> its class, and the method that sends values and reads them."""
 
 
 def prepare(module: Any) -> None:
@@ -30,6 +35,14 @@ def prepare(module: Any) -> None:
         module.new_group = _without_gloo(module.new_group)
         module.monitored_barrier = _passes
         module.ProcessGroup.monitored_barrier = _passes
+
+
+def prepare_methods(module: Any) -> None:
+    """Follow the module's method that reads what ranks have sent, if its torch has that one."""
+    owner, name = METHODS[module.__name__]
+    class_ = getattr(module, owner, None)
+    if hasattr(class_, name):
+        setattr(class_, name, _followed(getattr(class_, name)))
 
 
 def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
