@@ -33,7 +33,7 @@ def test_a_caught_out_of_memory_error_keeps_nothing(tmp_path: Path) -> None:
     assert found["steps"] == 1
 
 
-@pytest.mark.parametrize("program", ["on_the_meta_device.py"])
+@pytest.mark.parametrize("program", ["on_the_meta_device.py", "pipeline.py"])
 def test_ranks_agree_on_values_that_a_library_sends(program: str, tmp_path: Path) -> None:
     found, lines = rehearse(tmp_path, program, ranks=True)
     assert (found["verdict"], found["steps"], len(found["ranks"])) == ("fits", 3, 2), lines[-20:]

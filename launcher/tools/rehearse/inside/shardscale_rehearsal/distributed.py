@@ -21,6 +21,8 @@ OBJECT_COLLECTIVES = (
 METHODS = {
     # DTensor sends rank 0's state of the generator, and gives what arrives to its own.
     "torch.distributed.tensor._random": ("OffsetBasedRNGTracker", "__init__"),
+    # Stages of a pipeline vote whether all know their inputs' shapes.
+    "torch.distributed.pipelining.schedules": ("_PipelineSchedule", "_warmup_p2p"),
 }
 """Module -> its class, and the method that sends values and reads them."""
 
