@@ -1,11 +1,12 @@
 """Report of a rehearsal, as text and as JSON."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.forecast.efficiency import predicted_range
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES
+from launcher.tools.rehearse.limits import lacking_library
 from launcher.tools.rehearse.rehearsal import Rehearsal, Stage
 from launcher.tools.rehearse.remedies import remedies
 from launcher.tools.rehearse.timeline import Kind
@@ -34,11 +35,10 @@ def lines(result: Rehearsal) -> Iterator[str]:
     yield _headline(result)
     if stage.status.state == "oom":
         yield from _out_of_memory(result)
-    elif stage.code:
-        yield f"The program ended with an error of its own: {stage.status.reason}"
     whole, worst = result.whole, result.whole.worst
     if whole is not stage:
         yield f"Without a limit it needs (rank {worst.number}, {whole.steps} steps; {LABEL}):"
+    yield from _failed(whole)
     yield from table((f"rank {worst.number}", "allocated", "reserved"), _phases(worst))
     yield from _contents(whole, worst)
     if len(whole.ranks) > 1:
@@ -77,6 +77,7 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
         "outside_bytes": outside_bytes(result.world_size),
         "steps": whole.steps,
         "status": dataclasses.asdict(result.stage.status),
+        "stand_in_lacks": _lacking(whole),
         "out_of_memory": [event for rank in result.stage.ranks for event in _failures(rank)],
         "suggestions": _suggestions(result),
         "ranks": ranks,
@@ -110,14 +111,38 @@ def _out_of_memory(result: Rehearsal) -> Iterator[str]:
             f"Out of memory in {failure['phase']}{inside}: rank {failure['rank']} asked for "
             f"{gib(failure['requested_bytes'])}, {gib(failure['free_bytes'])} were free"
         )
-        if place := failure.get("place"):
-            yield f"  {place['file']}:{place['line']} in {place['function']}: {place['code']}"
+        yield from _place(failure.get("place"))
         known = result.stage.held.get(failure["rank"])
         if known is not None:
             alive = sorted(known.end.by_category.items(), key=lambda item: -item[1])
             yield "  alive then: " + ", ".join(f"{name} {gib(size)}" for name, size in alive)
     for suggestion in _suggestions(result):
         yield f"  try {suggestion}"
+
+
+def _place(place: Mapping[str, Any] | None) -> Iterator[str]:
+    if place:
+        inside = f" in {place['function']}" if "function" in place else ""
+        yield f"  {place['file']}:{place['line']}{inside}: {place['code']}"
+
+
+def _failed(stage: Stage) -> Iterator[str]:
+    """Yield the error that has ended the program, and its line."""
+    if stage.status.state != "failed":
+        return
+    if library := _lacking(stage):
+        yield (
+            f"The program calls {library}, which the stand-in GPU lacks: a limit of the rehearsal, "
+            f"and no fault of the program ({stage.status.reason})"
+        )
+    else:
+        yield f"The program ended with an error of its own: {stage.status.reason}"
+    yield from _place(stage.status.detail.get("place"))
+
+
+def _lacking(stage: Stage) -> str | None:
+    failed = stage.status.state == "failed"
+    return lacking_library(stage.status.reason or "") if failed else None
 
 
 def _suggestions(result: Rehearsal) -> list[str]:

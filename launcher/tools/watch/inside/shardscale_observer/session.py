@@ -130,7 +130,11 @@ class Session(Recorder):
         """An exception that the program does not catch ends it."""
         if self.timeline is not None:
             self.ends_untimed(repr(error))
-        if isinstance(error, SystemExit) or self.file is None:
+        if isinstance(error, SystemExit):
+            return
+        if self.torch.cuda.is_initialized():  # one that has used no GPU may be a launcher of ranks
+            self.open(None, (), {})
+        if self.file is None:
             return
         self.event(
             "uncaught",

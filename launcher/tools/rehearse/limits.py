@@ -1,0 +1,16 @@
+"""Libraries of CUDA that the stand-in GPU lacks, told by the errors that torch raises there."""
+
+import re
+
+# torch's words. The real library is loaded, and finds no driver that it can work with.
+_ERRORS = {
+    "cuSOLVER": r"CUSOLVER_STATUS_|cusolverDnCreate",
+    "cuFFT": r"CUFFT_",
+    "cuSPARSE": r"CUSPARSE_STATUS_|\bcusparse\w+\(",
+    "cuDNN's recurrent networks or CTC loss": r"CUDNN_STATUS_NOT_SUPPORTED",
+}
+
+
+def lacking_library(error: str) -> str | None:
+    """Return the library whose absence has caused an error; None for an error of the program's."""
+    return next((name for name, words in _ERRORS.items() if re.search(words, error)), None)

@@ -1,0 +1,67 @@
+"""Programs that end otherwise than by a trained step, and what their reports say of it."""
+
+from pathlib import Path
+
+import pytest
+from nullgpu.runs import ROOT
+
+import shardscale
+
+MODEL = """\
+import torch
+model = torch.nn.Linear(64, 64, device="cuda")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "library"),
+    [
+        ("torch.nn.LSTM(64, 64).cuda()", "cuDNN's recurrent networks or CTC loss"),
+        ("torch.nn.init.orthogonal_(model.weight)", "cuSOLVER"),
+        ("torch.fft.rfft(model.weight)", "cuFFT"),
+        ("torch.sparse.mm(model.weight.to_sparse(), model.weight)", "cuSPARSE"),
+    ],
+)
+def test_a_library_that_the_stand_in_lacks_is_no_error_of_the_program(
+    line: str, library: str
+) -> None:
+    found = shardscale.rehearse(MODEL + line, gpu="T4")
+    assert (found.verdict, found.record["stand_in_lacks"]) == (None, library)
+    headline, *report = repr(found).splitlines()
+    assert headline.startswith("no verdict on T4")
+    assert report[0].startswith(f"The program calls {library}, which the stand-in GPU lacks: ")
+    assert report[1] == f"  cell.py:3 in <module>: {line}"
+    assert "of its own" not in repr(found)
+
+
+def test_an_error_before_the_first_step_is_said() -> None:
+    lines = ["print(model.weight.sum().item())", 'raise ValueError("no data")']
+    found = shardscale.rehearse([MODEL, *lines], gpu="T4")
+    assert (found.verdict, found.record["stand_in_lacks"]) == (None, None)
+    report = repr(found).splitlines()
+    assert report[1] == "The program ended with an error of its own: ValueError: no data"
+    assert report[2].startswith("  cell.py:5 in <module>: raise")
+    (read,) = found.record["ranks"][0]["values"]
+    assert read["code"] == lines[0]
+
+
+def test_an_end_after_the_last_recorded_step_is_no_error() -> None:
+    loop = """\
+import os
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    loss = model(torch.ones(8, 64, device="cuda")).sum()
+    if step == 3:
+        os.kill(os.getpid(), 9)
+    loss.backward()
+    optimizer.step()
+"""
+    found = shardscale.rehearse([MODEL, loop], gpu="T4")
+    assert found.verdict == "fits"
+    assert "of its own" not in repr(found)
