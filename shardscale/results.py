@@ -30,7 +30,7 @@ class Results:
     def complete(self, run: Run) -> None:
         """Take the run that `measure()` has measured, and read its steps before its folder goes."""
         self._run = run
-        self.__dict__["steps"] = Table(_steps(run.path) if run.path is not None else ())
+        self.__dict__["steps"] = Table(_records(run.path, "step") if run.path is not None else ())
 
     @property
     def run(self) -> Run:
@@ -66,7 +66,12 @@ class Results:
     @cached_property
     def steps(self) -> Table:
         """A record per step of rank 0: loss, seconds by phase, peaks."""
-        return Table(_steps(self.run.path) if self.run.path is not None else ())
+        return Table(_records(self.run.path, "step") if self.run.path is not None else ())
+
+    @cached_property
+    def evaluations(self) -> Table:
+        """A record per evaluation: step, split, loss, perplexity."""
+        return Table(_records(self.run.path, "eval") if self.run.path is not None else ())
 
     @cached_property
     def phases(self) -> Table:
@@ -129,12 +134,13 @@ def load_model(
         return build_any(opened, device=chosen_device(device), dtype=dtypes[dtype])
 
 
-def _steps(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the steps of rank 0; one that was repeated after a restart counts as repeated."""
+def _records(folder: Path, kind: Literal["step", "eval"]) -> Iterator[dict[str, Any]]:
+    """Yield rank 0's records of a kind; of one repeated after a restart, the later."""
     path = folder / "rank0.jsonl"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ()
-    records = ({} if '"step"' not in line else sound_record(line) or {} for line in lines)
-    last = {record["step"]: _plain(record) for record in records if record.get("kind") == "step"}
+    records = ({} if f'"{kind}"' not in line else sound_record(line) or {} for line in lines)
+    of_kind = (record for record in records if record.get("kind") == kind)
+    last = {(record["step"], record.get("split")): _plain(record) for record in of_kind}
     yield from last.values()
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import shardscale
 from launcher.forecast import plan_cli
+from launcher.measure.records import EvalRecord
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "api" / "library.md"
@@ -147,7 +149,15 @@ def test_a_measured_loop_trains_as_it_does_alone(tmp_path: Path) -> None:
     assert kept.steps.records == measured.steps.records
     assert kept.phases.records == measured.phases.records
     steps(model, 2)
-    assert len(shardscale.load(tmp_path / "run").steps) == 4
+    with (tmp_path / "run" / "rank0.jsonl").open("a", encoding="utf-8") as file:
+        for step, loss in ((2, 3.0), (4, 2.0), (4, 1.5)):  # the last one after a restart
+            found = EvalRecord(
+                step=step, split="validation", loss=loss, perplexity=1.0, tokens=8, duration_s=0.1
+            )
+            file.write(json.dumps({"kind": found.kind, **asdict(found)}) + "\n")
+    again = shardscale.load(tmp_path / "run")
+    assert len(again.steps) == 4
+    assert [(each["step"], each["loss"]) for each in again.evaluations] == [(2, 3.0), (4, 1.5)]
 
 
 def test_a_loop_under_a_dispatch_mode_is_measured() -> None:
