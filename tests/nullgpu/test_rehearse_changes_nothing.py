@@ -38,3 +38,28 @@ def test_ranks_agree_on_values_that_a_library_sends(program: str, tmp_path: Path
     found, lines = rehearse(tmp_path, program, ranks=True)
     assert (found["verdict"], found["steps"], len(found["ranks"])) == ("fits", 3, 2), lines[-20:]
     assert [rank["values"] for rank in found["ranks"]] == [[], []]
+
+
+def test_arguments_of_random_numbers_are_valid(tmp_path: Path) -> None:
+    found, lines = rehearse(tmp_path, "draws.py")
+    # Repeats that nobody knows are one of each.
+    assert "shapes [(4, 8), (6, 8), (4, 8)]" in lines, lines[-10:]
+    code = {read["code"] for read in found["ranks"][0]["values"]}
+    assert "action = Normal(x, x.exp()).rsample()" in code
+    assert not any(line.startswith("known") for line in code)
+
+
+def test_a_generation_ends_at_its_length(tmp_path: Path) -> None:
+    _, lines = rehearse(tmp_path, "generates.py")
+    got = [line.split()[1:] for line in lines if line.startswith("generated ")]
+    prompt, new = 16, 64
+    # Keys and values of two layers in fp32; the last token has none.
+    cache = 2 * 2 * 4 * 256 * (prompt + new - 1)
+    one, beams = ([str(prompt + new), str(new), str(rows * cache)] for rows in (2, 3 * 2))
+    assert got == [
+        ["greedy", *one],
+        ["sampled", *one],
+        ["beams", *beams],
+        ["synced", *one],
+        ["before_5", *one],
+    ], lines[-10:]

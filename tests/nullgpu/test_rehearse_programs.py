@@ -208,6 +208,8 @@ def test_each_rule_answers_its_reads(tmp_path: Path) -> None:
         **{
             "finite": True,
             "not finite": False,
+            "a line before its function": False,
+            "a call before its line": False,
             "holds": True,
             "holds, by a sum": True,
             "boolean": False,
@@ -219,7 +221,8 @@ def test_each_rule_answers_its_reads(tmp_path: Path) -> None:
     (rank,) = json.loads(done.stdout)["ranks"]
     # Of the large tensors, one copied and one printed, no element is read.
     assert [read["answer"] for read in rank["values"]] == [
-        *(0.0, 0, False, 0, True, False, True, True, False, 1, 1.0, 1.0, "all 32 elements"),
+        *(0.0, 0, False, 0, True, False, True, False, True, False, True, True, True),
+        *(False, 1, 1.0, 1.0, "all 32 elements"),
     ]
 
 

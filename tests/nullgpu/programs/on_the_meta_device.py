@@ -9,12 +9,13 @@ from torch.distributed.fsdp import fully_shard
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 with torch.device("meta"):
-    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
-for layer in model:
+    layers = [torch.nn.Linear(512, 512) for _ in range(2)]
+model = torch.nn.Sequential(*layers)
+for layer in layers:
     fully_shard(layer)
 fully_shard(model)
 model.to_empty(device="cuda")
-for layer in model:
+for layer in layers:
     layer.reset_parameters()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(4):

@@ -22,6 +22,21 @@ def fast_all(mask: torch.Tensor) -> torch.Tensor:
     return mask.sum() == mask.numel()
 
 
+def should_stop(current: torch.Tensor) -> bool:
+    """As Lightning's EarlyStopping asks: the function speaks of a stop, the line does not."""
+    return not torch.isfinite(current)
+
+
+def is_bad(loss: torch.Tensor) -> bool:
+    """Ask both ways in one line, and once over several."""
+    if loss.isnan() or not torch.isfinite(loss):
+        return True
+    return bool(
+        loss.isnan()  # a line of its own
+        or not torch.isfinite(loss)
+    )
+
+
 found_inf = (x.sum() > 3).float()
 counts = (x > 0).sum()
 got = {
@@ -31,6 +46,8 @@ got = {
     "trigger": check_trigger(counts),
     "finite": bool(torch.isfinite(x.sum())),
     "not finite": bool(~torch.isfinite(x.sum())),
+    "a line before its function": should_stop(x.sum()),
+    "a call before its line": is_bad(x.sum()),
     "holds": (x > 0).all().item(),
     "holds, by a sum": bool(fast_all(x > 0)),
     "boolean": bool(x.sum() > 3),

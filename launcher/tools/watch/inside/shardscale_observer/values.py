@@ -4,9 +4,11 @@ In a rehearsal no kernel runs, so a value on the device is known only where the 
 nothing was launched since. Every other read is answered by a stated rule, in this order:
 
 1. what --answer says for the line;
-2. 0 or false where the line or its function speaks of inf, nan, invalid, an overflow, or a stop;
+2. 0 or false where its source speaks of inf, nan, invalid, an overflow, or a stop;
 3. true where it speaks of finite, allclose, equal or all(...);
 4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
+
+rules.py: the source is the call that reads, or its line, or its function.
 """
 
 from __future__ import annotations
@@ -14,23 +16,19 @@ from __future__ import annotations
 import ctypes
 import functools
 import linecache
-import re
 import sys
 import warnings
 from typing import Any
 
-from shardscale_observer.errors import is_of_program, is_ours
+from shardscale_observer.errors import is_of_program
+from shardscale_observer.rules import Place, answer, places
 
 SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
 MOST_READS = 10_000
 """Of one line in one step; more is a loop that waits for a value."""
-_DOES_NOT_HOLD = re.compile(
-    r"inf\b|inf_|_inf|isnan|overflow|invalid|(infi|~[\w. ]*fi|non_?fi|not_?fi)nite"
-    r"|stop\b|stop_|_stop|trigger|preempt",
-    re.IGNORECASE,
-)
-_HOLDS = re.compile(r"finite|allclose|equal|(\b|_)all\(")
+NOWHERE = Place("backward", 0, "", "")
+"""Autograd's threads have no frames but torch's own."""
 
 
 class Values:
@@ -40,8 +38,8 @@ class Values:
         self._torch = torch
         self._answers = answers
         self._waits = waits
-        self.places: dict[tuple[str, str], dict[str, Any]] = {}
-        self._in_step: dict[tuple[str, str], int] = {}
+        self.places: dict[tuple[str, str, Any], dict[str, Any]] = {}
+        self._in_step: dict[tuple[str, str, Any], int] = {}
         self._recall = ctypes.CDLL(None).shardscale_recall  # of the stand-in: bytes that are known
         self._recall.restype = ctypes.c_size_t
         self._library: Any = None
@@ -55,6 +53,7 @@ class Values:
             self._implement("_local_scalar_dense", self._scalar)
             self._implement("nonzero", self._nonzero)
             self._implement("_to_copy", self._copy)
+            self._implement("repeat_interleave.Tensor", self._repeat_interleave)
         self._print_without_values(torch._tensor_str)
 
     def _print_without_values(self, module: Any) -> None:
@@ -94,6 +93,17 @@ class Values:
         shape = (tensor.numel(), tensor.dim())
         return self._torch.empty(shape, dtype=self._torch.int64, device=tensor.device)
 
+    def _repeat_interleave(self, repeats: Any, *, output_size: Any = None) -> Any:
+        """Return as many indices as the host knows that there are, else one of each."""
+        if output_size is None:
+            _note_wait()
+            known = self._known(repeats) if repeats.numel() else None
+            if known is not None:
+                output_size = int(known.sum())
+            else:
+                output_size = self._answer(self._torch.int64, "repeats", default=repeats.numel())
+        return self._torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
+
     def _copy(self, tensor: Any, **options: Any) -> Any:
         """Copy as torch does, then fill a small copy on the host."""
         # The kernel that all devices share is replaced for CUDA; another device still has it.
@@ -115,40 +125,35 @@ class Values:
             return None
         return self._torch.frombuffer(raw, dtype=tensor.dtype)
 
-    def _answer(self, dtype: Any, call: str) -> Any:
-        frames = list(_frames())
-        for file, line, _ in frames:
+    def _answer(self, dtype: Any, call: str, *, default: Any = None) -> Any:
+        frames = list(places())
+        for file, line, *_ in frames:
             for place, given in self._answers.items():
                 if f"{file}:{line}".endswith(f"/{place}") or f"{file}:{line}" == place:
                     self._note(call, given, frames)
                     return _as_type(given, dtype)
-        text = "" if not frames else linecache.getline(*frames[0][:2]) + frames[0][2]
-        value: Any = 1
-        if _DOES_NOT_HOLD.search(text):
-            value = 0
-        elif dtype is self._torch.bool:
-            value = bool(_HOLDS.search(text))
-        value = _as_type(value, dtype)
+        boolean = dtype is self._torch.bool
+        value = default
+        if value is None:
+            value = _as_type(answer(frames[0] if frames else NOWHERE, boolean=boolean), dtype)
         self._note(call, value, frames)
         return value
 
-    def _note(
-        self, call: str, answer: Any, frames: list[tuple[str, int, str]] | None = None
-    ) -> None:
-        # Autograd's threads have none but torch's own.
-        frames = frames or list(_frames()) or [("backward", 0, "")]
-        own = next((frame for frame in frames if is_of_program(frame[0])), None)
+    def _note(self, call: str, given: Any, frames: list[Place] | None = None) -> None:
+        frames = frames or list(places()) or [NOWHERE]
+        own = next((frame for frame in frames if is_of_program(frame.file)), None)
         place = own or frames[0]
-        key = (f"{place[0]}:{place[1]}", call)
+        # One line may ask two things.
+        key = (f"{place.file}:{place.line}", call, given)
         entry = self.places.setdefault(
             key,
             {
                 "place": key[0],
                 "call": call,
-                "code": linecache.getline(*place[:2]).strip(),
-                "library": None if own == frames[0] else f"{frames[0][0]}:{frames[0][1]}",
+                "code": linecache.getline(place.file, place.line).strip(),
+                "library": None if own == frames[0] else f"{frames[0].file}:{frames[0].line}",
                 "times": 0,
-                "answer": answer,
+                "answer": given,
             },
         )
         entry["times"] += 1
@@ -168,15 +173,3 @@ def _as_type(value: Any, dtype: Any) -> Any:
     if str(dtype) == "torch.bool":
         return bool(value)
     return float(value) if dtype.is_floating_point or dtype.is_complex else int(value)
-
-
-def _frames() -> Any:
-    """Yield (file, line, function) from the reader outwards, without torch's and our own."""
-    frame: Any = sys._getframe(1)
-    torch = sys.modules["torch"].__path__[0]
-    while frame is not None:
-        file = frame.f_code.co_filename
-        amp = file.endswith("grad_scaler.py")
-        if not is_ours(file) and (amp or not file.startswith(torch)):
-            yield file, frame.f_lineno, frame.f_code.co_name
-        frame = frame.f_back
