@@ -65,3 +65,24 @@ for step in range(9):
     found = shardscale.rehearse([MODEL, loop], gpu="T4")
     assert found.verdict == "fits"
     assert "of its own" not in repr(found)
+
+
+def test_an_evaluation_and_a_save_are_no_part_of_a_steps_seconds() -> None:
+    loop = """\
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(512, 64, device="cuda")
+for step in range(9):
+    model(inputs).sum().backward()
+    optimizer.step()
+    if apart:
+        with torch.no_grad():
+            for _ in range(50):
+                model(inputs).square().mean()
+        torch.save(model.state_dict(), "model.pt")
+"""
+    with_them, without = (
+        shardscale.rehearse([MODEL, f"apart = {apart}", loop], gpu="T4") for apart in (True, False)
+    )
+    assert with_them.step_s == without.step_s
+    assert "left out of it: checkpoint, evaluation" in repr(with_them)
+    assert "left out" not in repr(without)

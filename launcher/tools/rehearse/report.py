@@ -236,6 +236,8 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     yield from table(
         ("made of", "s"), [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]
     )
+    if timeline.left_out:
+        yield f"    left out of it: {', '.join(timeline.left_out)}, which followed the step"
     if timeline.uncounted_products:
         yield (
             f"    {timeline.uncounted_products:,} calls of Triton kernels multiply: they are "

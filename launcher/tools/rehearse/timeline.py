@@ -73,6 +73,8 @@ class Timeline:
     """The first has number 1."""
     kernels: Mapping[int, float]
     """Kernels, for one call of each operator."""
+    left_out: Sequence[str] = ()
+    """Phases that lay between this step and the next, and are no part of it."""
 
     def calls(self, kind: Kind) -> int:
         """Return how many entries are of this kind."""
@@ -111,6 +113,7 @@ def read_timeline(path: Path) -> Timeline | None:
         entries=entries,
         operators=[_operator(one, fp32) for one in content["operators"]],
         kernels={number: kernels[number] / times for number, times in calls.items()},
+        left_out=content.get("left_out", ()),
     )
 
 

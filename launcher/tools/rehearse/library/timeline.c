@@ -14,14 +14,15 @@ typedef struct {
 
 static Entry *entries;
 static size_t count, room;
-static atomic_bool on;
+static size_t apart_until; /* entries at the end of the last phase apart; 0: none */
+static atomic_bool on, left_out;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 /* Of the operator that the calling thread runs. */
 static __thread int32_t operator;
 static __thread const void *operator_stream;
 
 void timeline_add(Entry_kind kind, const void *stream, size_t a, size_t b) {
-    if (!on)
+    if (!on || left_out)
         return;
     if (kind == KERNEL)
         stream = operator_stream;
@@ -42,8 +43,24 @@ void shardscale_timeline(bool start) {
     pthread_mutex_lock(&mutex);
     count = start ? 0 : count;
     on = start;
+    left_out = false;
+    apart_until = 0;
     pthread_mutex_unlock(&mutex);
 }
+
+/* A phase apart begins or ends, an evaluation or a save: it is no part of the step, and neither is
+ * what lies between two of them, such as an evaluation's losses. */
+void shardscale_timeline_apart(bool begins) {
+    pthread_mutex_lock(&mutex);
+    if (begins && apart_until && apart_until < count)
+        count = apart_until;
+    apart_until = count;
+    left_out = begins;
+    pthread_mutex_unlock(&mutex);
+}
+
+/* A phase of the step goes on: what comes now lies between no two phases apart. */
+void shardscale_timeline_goes_on(void) { apart_until = 0; }
 
 /* The calling thread dispatches operator `number`, whose kernels go to `stream`; 0: it has. */
 void shardscale_timeline_operator(int number, const void *stream, bool in_hook) {

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from shardscale_observer.clock import APART
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -39,6 +40,7 @@ class Timeline:
         self._operators: list[dict[str, Any]] = []
         self._inside = threading.local()
         self._undo: list[Any] = []
+        self._left_out: set[str] = set()
 
     def begin(self) -> str | None:
         """Begin; returns why not, where this program's operators cannot be followed."""
@@ -74,9 +76,20 @@ class Timeline:
         content = {
             "operators": self._operators,
             "tf32": torch.backends.cuda.matmul.allow_tf32,
+            "left_out": sorted(self._left_out),
         }
         with open(path + ".json", "w", encoding="utf-8") as file:
             json.dump(content, file)
+
+    def enters(self, phase: str, *, before: str) -> None:
+        """Leave out evaluations and saves, and what lies between two of them."""
+        if phase in APART:
+            self._left_out.add(phase)
+            self._library.shardscale_timeline_apart(True)
+        elif before in APART:
+            self._library.shardscale_timeline_apart(False)
+        if phase in ("forward", "backward", "step"):
+            self._library.shardscale_timeline_goes_on()
 
     def waits(self) -> None:
         """Note that the host waits for a value on the device."""

@@ -85,6 +85,7 @@ class Recorder:
         if phase == self.phase:
             return
         if self.timeline is not None:
+            self.timeline.enters(phase, before=self.phase)
             self.phase = phase
             return
         if self.closed:
