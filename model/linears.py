@@ -29,7 +29,7 @@ PACKED: Final = ".packed"
 """Suffix of a quantised weight's name."""
 _RANGE_BYTES = 8
 QUANTIZED_ELEMENTS: Final = 2**22
-"""What `quantize` has in hand at a time."""
+"""Elements that `quantize` computes at a time."""
 QUANTIZING_BYTES: Final = 13
 """Per element of these: the value over its scale in fp32, its code in int64 and in uint8."""
 # Quantiles of the normal distribution, with a zero of its own (appendix E of the paper).

@@ -82,15 +82,21 @@ class ChatTemplate:
                 span = self._content(messages, number, tools, text, where)
             begin = self._asked(messages[:number], tools, text) if spoken else None
             if begin is not None and (calls if span is None else begin < span[1]):
-                # What a template puts before an answer, such as an empty thought, is said, too.
+                # The model also generates what a template puts before an answer: an empty thought.
                 span = (begin, begin if span is None else span[1])
-            if span is None:
+            end = None if span is None else self._end_of_turn(text, span[1])
+            if calls and span is not None:
+                rest = range(number + 1, len(messages))
+                spans = (self._content(messages, n, tools, text, where) for n in rest)
+                limit = next((found[0] for found in spans if found is not None), len(text))
+                end = self._end_of_calls(text, span[1], limit)
+            if span is None or end is None:
                 raise UserError(
                     f"{where}: the chat template of {self.name} leaves out or changes message "
                     f"{number + 1}, of role {message['role']!r:.40}: correct or remove the line"
                 )
             if spoken and message.get("weight") != 0:  # OpenAI's mark of what is not to be learned
-                learned.append((span[0], self._end(text, span[1], calls=calls)))
+                learned.append((span[0], end))
         return Document(text, tuple(learned), ends_itself=True)
 
     def _asked(self, messages: list[dict[str, Any]], tools: Any, text: str) -> int | None:
@@ -119,12 +125,19 @@ class ChatTemplate:
         marked = [*messages[:number], message, *messages[number + 1 :]]
         return _place(text, self._render(marked, tools, where), mark)
 
-    def _end(self, text: str, end: int, *, calls: bool) -> int:
-        """Return the end of a turn whose content ends at `end`; calls of tools follow it."""
-        if calls and (token := self._turn_end) and (found := text.find(token, end)) >= 0:
-            return found + len(token)
+    def _end_of_turn(self, text: str, end: int) -> int:
+        """Return the end of the special token behind a content that ends at `end`."""
         following = self.end_of_turn.match(text, end)
         return end if following is None else following.end()
+
+    def _end_of_calls(self, text: str, end: int, limit: int) -> int | None:
+        """Return the end of the turn whose calls of tools are between `end` and `limit`, where the
+        next content begins; None if no special token ends it."""
+        token = self._turn_end
+        if token is not None and (found := text.find(token, end, limit)) >= 0:
+            return found + len(token)
+        other = self.end_of_turn.search(text, end, limit)  # Llama's <|eom_id|>
+        return None if other is None else other.end()
 
     def prompt(self, messages: list[dict[str, str]]) -> str:
         """Render messages up to where the assistant's answer begins.

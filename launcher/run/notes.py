@@ -11,7 +11,7 @@ PADDED: Final = 0.05
 def default_text(config: RunConfig) -> list[str]:
     """Return a note on weights that are fine-tuned on the default of --data.
 
-    Nobody has such weights for that text: a forgotten --data would train on it silently.
+    Weights are seldom meant for that text: a forgotten --data would train on it silently.
     """
     if config.model.init_from is None or config.data.data != DataChoice().data:
         return []

@@ -35,7 +35,7 @@ def test_a_library_that_the_stand_in_lacks_is_no_error_of_the_program(
     assert (found.verdict, found.record["stand_in_lacks"]) == (None, library)
     headline, *report = repr(found).splitlines()
     assert headline.startswith("no verdict on T4")
-    assert report[0].startswith(f"The program calls {library}, which the stand-in GPU lacks: ")
+    assert report[0].startswith(f"The program calls {library}, which the null GPU lacks: ")
     assert report[1] == f"  cell.py:3 in <module>: {line}"
     assert "of its own" not in repr(found)
 

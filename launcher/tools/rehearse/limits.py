@@ -1,4 +1,4 @@
-"""Libraries of CUDA that the stand-in GPU lacks, told by the errors that torch raises there."""
+"""Libraries of CUDA that the null GPU lacks, told by the errors that torch raises there."""
 
 import re
 

@@ -132,7 +132,7 @@ def _failed(stage: Stage) -> Iterator[str]:
         return
     if library := _lacking(stage):
         yield (
-            f"The program calls {library}, which the stand-in GPU lacks: a limit of the rehearsal, "
+            f"The program calls {library}, which the null GPU lacks: a limit of the rehearsal, "
             f"and no fault of the program ({stage.status.reason})"
         )
     else:

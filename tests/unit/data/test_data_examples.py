@@ -196,6 +196,11 @@ def test_calls_of_tools_are_learned(tmp_path: Path, content: str | None, asks: s
         return
     called = f"{content or ''}<call>weather</call><|im_end|>"
     assert learned_text(folder, chat)[1] == [called, "It is 21.<|im_end|>"]
+    # Calls may have an end of their own, as Llama's: the tool's words are not learned.
+    end = "{{ '</s>' if m.tool_calls else '<|im_end|>' }}\n{% endfor %}"
+    ended = CALLS.replace("<|im_end|>\n{% endfor %}", end)
+    other = learned_text(chat_tokenizer(tmp_path / "ended", ended + asks), chat)[1]
+    assert other == [called.replace("<|im_end|>", "</s>"), "It is 21.<|im_end|>"]
     chat[1]["weight"] = 0
     assert learned_text(folder, chat)[1] == ["It is 21.<|im_end|>"]
 

@@ -14,7 +14,7 @@ MODULE = "transformers.generation.stopping_criteria"
 _LOOPS = "/transformers/generation/utils.py"
 _reached = False
 _length = 0
-"""What the last call of a criterion of length has found: whether it is reached, and the length."""
+"""Result of the last call of a criterion of length: whether it is reached, and the length."""
 
 
 def prepare(module: Any) -> None:
