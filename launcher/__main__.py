@@ -1,5 +1,6 @@
 """The command line `python -m launcher VERB`: verbs and their modules."""
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -126,7 +127,9 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         )
         return ExitCode.REFUSED
     if verb not in VERBS:
-        print(f"shardscale: unknown verb {verb!r}: use {', '.join(VERBS)}", file=sys.stderr)
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        instead = f"did you mean {close[0]}?" if close else f"use {', '.join(VERBS)}"
+        print(f"shardscale: unknown verb {verb!r}: {instead}", file=sys.stderr)
         return ExitCode.REFUSED
     if verb == "train":
         importlib.import_module("launcher.config.arguments").print_help_if_asked(arguments)

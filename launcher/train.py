@@ -89,6 +89,13 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
         )
     except UserError as error:
         refuse(error, by_all=True)
+    if world.size > 1:
+        from launcher.run.same_start import check_same_start
+
+        try:
+            check_same_start(prepared, world)
+        except UserError as error:
+            refuse(error)
     return prepared, world
 
 

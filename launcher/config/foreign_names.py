@@ -86,6 +86,7 @@ _ANSWERS: Final[Mapping[str, str]] = {
     f"{_NOT_NEEDED}: every run trains, and reads its test split (--test-batches)": "do_train "
     "do_eval do_predict",
     f"{_NOT_NEEDED}: a run folder is never overwritten": "overwrite_output_dir",
+    f"{_NOT_NEEDED}: torchrun tells each rank by its environment": "local_rank",
     f"{_NOT_NEEDED}: no code of a model is ever run": "trust_remote_code",
 }
 FOREIGN: Final[Mapping[str, str]] = {

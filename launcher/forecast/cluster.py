@@ -13,7 +13,7 @@ from launcher.forecast.machine import Machine
 from launcher.measure.hardware import GPUS, Gpu
 from launcher.model.checkpointing import parse
 from launcher.util.errors import UserError
-from launcher.util.sizes import gib, parse_gpu_memory
+from launcher.util.sizes import gib, parse_bytes
 
 GPUS_PER_NODE = 8
 KNOWN = ", ".join(gpu.name for gpu in GPUS)
@@ -48,7 +48,7 @@ def find_cluster(options: argparse.Namespace) -> tuple[Cluster, list[str]]:
         UserError: no GPU is given, the GPU is not known, or its memory is too small.
     """
     memory = options.gpu_memory
-    memory_bytes = None if memory is None else parse_gpu_memory(memory)
+    memory_bytes = None if memory is None else parse_bytes(memory, "--gpu-memory")
     per_node = options.gpus_per_node or min(options.gpus, GPUS_PER_NODE)
     notes: list[str] = []
     if options.profile is not None:

@@ -35,7 +35,7 @@ from launcher.strategies.base import missing_library
 from launcher.util.errors import ExitCode, Failure, UserError, naming, refusing
 from launcher.util.files import check_new_file
 from launcher.util.flags import OptionParser, as_flags, split_options
-from launcher.util.sizes import duration, parse_gpu_memory
+from launcher.util.sizes import duration, parse_bytes
 from launcher.util.tables import say
 
 MODEL_FOLDER: Final = Path("MODEL_FOLDER")
@@ -146,7 +146,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.gpu is not None and options.profile is not None:
         raise UserError(f"--gpu {options.gpu} and --profile {options.profile}: give one of them")
     if options.gpu_memory is not None:
-        parse_gpu_memory(options.gpu_memory)
+        parse_bytes(options.gpu_memory, "--gpu-memory")
     options.shape = []
     if options.hf_config is not None:  # before the flags, which may change it
         with naming("--hf-config"):

@@ -148,6 +148,14 @@ class OptimChoice:
             raise UserError(f"--momentum {self.momentum} must be at least 0 and below 1")
 
 
+def steps_of_warmup(warmup_steps: float, steps: int) -> int:
+    """Return the steps of a warm-up that may be given as a ratio of a schedule's steps."""
+    if 0 < warmup_steps < 1:
+        # The rounding error of 0.29 * 100 must not take a step away.
+        return max(1, int(warmup_steps * steps + 1e-9))
+    return int(warmup_steps)
+
+
 def learning_rate(step: int, choice: OptimChoice, steps: int) -> float:
     """Return the learning rate of optimizer step `step` (from 1) of `steps`: linear warm-up, then
     the schedule down to `min_lr_ratio` of the peak.
@@ -155,10 +163,7 @@ def learning_rate(step: int, choice: OptimChoice, steps: int) -> float:
     A pure function, so that a resumed run continues with the same rates.
     """
     recipe = choice.recipe()
-    warmup = recipe.warmup_steps
-    if 0 < warmup < 1:
-        # The rounding error of 0.29 * 100 must not take a step away.
-        warmup = max(1, int(warmup * steps + 1e-9))
+    warmup = steps_of_warmup(recipe.warmup_steps, steps)
     if step <= warmup:
         return recipe.lr * step / warmup
     if recipe.schedule == "constant":

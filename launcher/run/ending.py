@@ -105,8 +105,8 @@ class Ending:
 
 
 def refuse(error: UserError, *, by_all: bool = False) -> NoReturn:
-    """Print the sentence once (on rank 0; `by_all`: on each) and end with exit code 2."""
-    if by_all or os.environ.get("RANK", "0") == "0":
+    """Print the sentence once per node (`by_all`: on each rank) and end with exit code 2."""
+    if by_all or os.environ.get("LOCAL_RANK", "0") == "0":
         _say(str(error))
     leave(ExitCode.REFUSED, together=False)
 

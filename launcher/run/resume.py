@@ -217,7 +217,11 @@ def _was_refused(out: Path) -> bool:
 def _first_source(out: Path) -> Path | None:
     """Return the checkpoint that the run's first start was resumed from; the run has saved none."""
     for path in out.glob("config*.yaml"):
-        resume = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("resume")
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (ValueError, yaml.YAMLError):
+            continue  # damaged, and about to be replaced
+        resume = config.get("resume") if isinstance(config, dict) else None
         if resume not in (None, str(AUTO)):
             return Path(resume)
     return None
@@ -229,6 +233,9 @@ def _check_run(out: Path) -> None:
     contents = [path for path in out.iterdir() if not path.name.startswith(".")]
     if contents and not (out / "config.yaml").exists():
         raise UserError(f"--out {out}: is not a run folder, so no run can continue in it")
+    for path in contents:
+        if path.suffix in (".yaml", ".json", ".jsonl") and path.is_dir():
+            raise UserError(f"--out {out}: {path.name} is a folder there: choose another run")
     holder = FolderLock(out).holder()
     if holder is not None:
         raise UserError(in_use(out, holder))

@@ -58,7 +58,7 @@ class RunFolder:
             raise UserError(in_use(self.path, self._lock.holder() or "another run"))
         text = yaml.safe_dump(config, sort_keys=False)
         config_file = self.path / "config.yaml"
-        if config_file.exists() and config_file.read_text(encoding="utf-8") != text:
+        if config_file.exists() and config_file.read_bytes() != text.encode():
             _set_aside(config_file)
         for name in ("failure.json", "summary.json"):
             _set_aside(self.path / name)

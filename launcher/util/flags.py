@@ -202,6 +202,9 @@ def split_options(
     return parser.parse_known_args(dashed)
 
 
+_CLOSE = "Perhaps you meant:"
+
+
 @contextlib.contextmanager
 def one_sentence() -> Iterator[None]:
     """Turn tyro's boxed error into a UserError; what it prints for --help passes through."""
@@ -215,4 +218,7 @@ def one_sentence() -> Iterator[None]:
         lines = [line.strip("│╭╮╰╯─ ") for line in captured.getvalue().splitlines()]
         body = lines[1:]
         end = next((i for i, line in enumerate(body) if not line), len(body))
-        raise UserError(" ".join(body[:end]).replace("Error parsing ", "")) from None
+        said = " ".join(body[:end]).replace("Error parsing ", "")
+        if _CLOSE in body[:-1]:
+            said += f": did you mean {body[body.index(_CLOSE) + 1].split()[0]}?"
+        raise UserError(said) from None

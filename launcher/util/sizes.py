@@ -16,28 +16,19 @@ _FEWEST_PLAIN_BYTES = 4096  # a plain number below this is the GiB that a GPU is
 
 
 def parse_bytes(text: str, flag: str) -> int:
-    """`24GiB`, `24G`, `512 MiB`, `80GB` or plain bytes -> bytes.
+    """`24GiB`, `24G`, `512 MiB`, `80GB` or plain bytes -> bytes; a small plain number is in GiB.
 
     Raises:
         UserError: not a size, or not more than nothing.
     """
     match = re.fullmatch(r" *([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*) *", text)
     unit = UNITS.get(match[2].upper()) if match else None
+    if match and not match[2] and float(match[1]) < _FEWEST_PLAIN_BYTES:
+        unit = GIB
     size = float(match[1]) * unit if match and unit else 0
     if not 1 <= size < MOST_BYTES:
         raise UserError(f"{flag} {text!r} is not a size: write for example 24GiB or 512MiB")
     return int(size)
-
-
-def parse_gpu_memory(text: str) -> int:
-    """Parse `--gpu-memory`; a small number without a unit is in GiB.
-
-    Raises:
-        UserError: not a size.
-    """
-    plain = re.fullmatch(r" *[0-9]+(\.[0-9]+)? *", text)
-    in_gib = plain is not None and float(text) < _FEWEST_PLAIN_BYTES
-    return parse_bytes(f"{text}GiB" if in_gib else text, "--gpu-memory")
 
 
 def gib(size_bytes: int | None) -> str:

@@ -9,6 +9,7 @@ and again as they come in, and now and then while training, with the other ranks
 """
 
 import contextlib
+import errno
 import gc
 import importlib.machinery
 import io
@@ -75,7 +76,12 @@ def expands_segments() -> bool:
 
 @contextlib.contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Exit cleanly when the reader of stdout closes it: `shardscale plan ... | head`."""
+    """Exit cleanly when the reader of stdout closes it: `shardscale plan ... | head`.
+
+    On a full disk, exit with one sentence.
+    """
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         try:
             yield
@@ -85,8 +91,19 @@ def reader_may_leave() -> Iterator[None]:
         # rich makes exit code 1 of it.
         if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _drop_stdout()
+        print(f"shardscale: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(ExitCode.FAILED)
+
+
+def _drop_stdout() -> None:
+    """Drop what is still in its buffer, which the interpreter flushes last."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Outlet(io.FileIO):

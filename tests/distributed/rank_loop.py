@@ -6,13 +6,15 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus, GlobalBatches
@@ -34,8 +36,26 @@ def rank_of_group(timeout_s: float = 60) -> Iterator[World]:
     # What is large is imported now, so that it is never searched for what a case can drop, which
     # would take longer than most cases.
     import_deepspeed(torch.device("cpu"))
-    yield world
+    with mock.patch.object(device_mesh, "new_group", shared(dist.new_group)):
+        yield world
     leave(0, together=True)
+
+
+def shared(new_group: Callable[..., Any]) -> Callable[..., Any]:
+    """Give all meshes of the same ranks one group.
+
+    Each has threads, which wake up a hundred times a second, and those of hundreds of cases would
+    take more time than the cases.
+    """
+    made: dict[tuple[int, ...], Any] = {}
+
+    def group_of(ranks: Sequence[int], **options: Any) -> Any:
+        key = tuple(ranks)
+        if key not in made:
+            made[key] = new_group(ranks=ranks, **options)
+        return made[key]
+
+    return group_of
 
 
 def report(folder: str | Path, world: World, work: Work, *, every_rank: bool = False) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -254,3 +255,42 @@ def test_a_package_that_hides_ours_is_refused(theirs: str, text: Path, tmp_path:
     assert done.returncode == REFUSED
     assert f"{tmp_path / theirs} hides shardscale's own package" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "difference"),
+    [
+        (("--seed=1",), "has --seed 1 and rank 0 "),
+        (("--data=other.txt",), "by --data other.txt, and rank 0 "),
+        (("--lora-rank=2", "--random-base"), "has --lora-rank 2 and rank 0 "),
+    ],
+)
+def test_nodes_that_are_started_differently_are_rejected(
+    second: tuple[str, ...], difference: str, text: Path, tmp_path: Path
+) -> None:
+    """Each would compute its own gradients correctly, and train on their mean."""
+    flags = (*MODEL_FLAGS, f"--data={text}", "--strategy=ddp", "--report-to=none", "--steps=2")
+    command = [sys.executable, "-m", "launcher.train", *flags, f"--out={tmp_path / 'run'}"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    other = text.read_text(encoding="utf-8").swapcase()
+    (tmp_path / "other.txt").write_text(other, encoding="utf-8")
+    nodes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    nodes |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [*command, *(second if rank == "1" else ())],
+            cwd=tmp_path,
+            env=environment(**nodes, RANK=rank),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    for rank in ranks:
+        _, said = rank.communicate(timeout=120)
+        assert rank.returncode == REFUSED
+        assert said.count("shardscale: rank 1 (") == 1
+        assert difference in said
+    assert not (tmp_path / "run").exists()

@@ -23,6 +23,22 @@ _FEWEST_STEPS: Final = 5
 Row = Mapping[str, Any]
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse to write a baseline over a file that is none.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    if not path.exists():
+        return
+    try:
+        read_baseline(path)
+    except UserError:
+        raise UserError(
+            f"--write-baseline {path}: exists and is no baseline: choose another file"
+        ) from None
+
+
 def write_baseline(path: Path, rows: Sequence[Row], hosts: Mapping[str, Any]) -> None:
     """Write the baseline of the completed runs among a report's rows.
 

@@ -13,7 +13,12 @@ from typing import Annotated, Any
 import tyro
 
 from launcher.compare.inference import FOLDER, RESULT_FILE
-from launcher.compare.report.baseline import read_baseline, worse_than, write_baseline
+from launcher.compare.report.baseline import (
+    check_replaceable,
+    read_baseline,
+    worse_than,
+    write_baseline,
+)
 from launcher.compare.report.comparison import Report
 from launcher.compare.report.find import FoundRun, find_runs
 from launcher.compare.report.output import (
@@ -33,6 +38,9 @@ from launcher.util.sizes import parse_bytes
 from launcher.util.startup import deaf_children
 
 WORSE = 1
+MOST_REPORT_BYTES = 2**30
+FILES = ("report.json", "report.csv", "report.md", "report.html")
+"""The first says that the others are a report's, too."""
 """Exit code where something is worse than the baseline."""
 RUNS_PER_WORKER = 8  # reading fewer is faster than starting a process
 
@@ -69,6 +77,9 @@ def main(argv: Sequence[str]) -> int:
     out = options.out or Path(options.runs[0] if alone else "report")
     with naming("--out"):
         check_writable(out)
+        _check_files(out)
+    if options.write_baseline is not None:
+        check_replaceable(options.write_baseline)
     before = None if options.against is None else read_baseline(options.against)
     runs = load_runs(find_runs(options.runs))
     report = Report(runs, reference=options.reference, memory_budget_bytes=budget_bytes)
@@ -104,6 +115,19 @@ def report_sweep(sweep: Path) -> None:
     print(f"report: {out / 'report.html'}", flush=True)
 
 
+def _check_files(out: Path) -> None:
+    """Refuse a folder whose files with the names of a report's are no report's."""
+    theirs = [name for name in FILES if (out / name).exists()]
+    try:
+        ours = "report_version" in read_json(
+            out / FILES[0], what="a report", most_bytes=MOST_REPORT_BYTES
+        )
+    except UserError:
+        ours = False
+    if theirs and not ours:
+        raise UserError(f"{out}: has a {theirs[0]} that no report has written: choose another one")
+
+
 def _write_files(report: Report, out: Path) -> list[str]:
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -111,20 +135,20 @@ def _write_files(report: Report, out: Path) -> list[str]:
         raise UserError(
             f"--out {out}: the folder cannot be created ({error.strerror}); choose another one"
         ) from None
-    files = {
-        "report.csv": csv_text(report.data),
-        "report.md": markdown_text(report.data),
-        "report.json": json.dumps(report.data, indent=1, allow_nan=False) + "\n",
-        "report.html": report_page(report, _inference_beside(out)),
-    }
-    for name, text in files.items():
+    texts = (
+        json.dumps(report.data, indent=1, allow_nan=False) + "\n",
+        csv_text(report.data),
+        markdown_text(report.data),
+        report_page(report, _inference_beside(out)),
+    )
+    for name, text in zip(FILES, texts, strict=True):
         try:
             (out / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"--out {out}: {name} cannot be written ({error.strerror}); choose another folder"
             ) from None
-    return list(files)
+    return list(FILES)
 
 
 def _inference_beside(out: Path) -> dict[str, Any] | None:

@@ -35,7 +35,8 @@ from launcher.util.startup import require_own_package
 def main(argv: Sequence[str]) -> int:
     """Run or continue a sweep; 0 when every cell has a result, failed ones included.
 
-    Exit codes: 2 refused, 5 stopped, 130 after Ctrl-C (the same command continues).
+    Exit codes: 2 refused, 4 when cells failed and none completed, 5 stopped, 130 after Ctrl-C (the
+    same command continues).
     """
     options, training = parse_options(argv)
     if options.prepare:
@@ -200,7 +201,8 @@ def _run_all(folder: SweepFolder, sweep: Sweep, *, timeout_s: float) -> int:
     counts = Counter(row.state for row in sweep.cells)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     display.line(f"{len(sweep.cells)} cells: {states}; in {folder.path}")
-    return ExitCode.DONE
+    in_vain = not counts["completed"] and counts["failed"] + counts["timeout"]
+    return ExitCode.FAILED if in_vain else ExitCode.DONE
 
 
 def _report(folder: SweepFolder, display: SweepDisplay) -> None:

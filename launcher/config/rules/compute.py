@@ -8,6 +8,7 @@ from launcher.config.rules import Rule, Setting
 from launcher.model.config import ModelConfig
 from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import ForeignConfig
+from launcher.optim.choice import OptimChoice, steps_of_warmup
 from launcher.optim.registry import OPTIMIZERS, moments_type
 
 SMALLEST_CHANGE_BF16 = 2**-8
@@ -65,8 +66,17 @@ def _fewest_columns(model: ModelConfig) -> int:
 
 
 def moments(setting: Setting) -> Iterator[str]:
-    """Reject types of AdamW's moments that do not fit the optimizer or its betas."""
+    """Reject moments' types and decay rates that do not fit the optimizer."""
     optim = setting.config.optim
+    default = OptimChoice()
+    if optim.momentum != default.momentum and optim.optimizer != "sgd":
+        yield (
+            f"--momentum {optim.momentum} belongs to --optimizer sgd, not {optim.optimizer}: leave "
+            "one of them out"
+        )
+    if optim.betas != default.betas and optim.optimizer == "sgd":
+        first, second = optim.betas
+        yield f"--betas {first} {second}: --optimizer sgd has none: leave one of them out"
     if optim.moments_dtype is not None and optim.optimizer != "adamw":
         yield (
             f"--moments-dtype {optim.moments_dtype} belongs to --optimizer adamw, not "
@@ -184,13 +194,20 @@ def tf32(setting: Setting) -> Iterator[str]:
 
 
 def schedule(setting: Setting) -> Iterator[str]:
-    """Reject --decay-steps without --schedule wsd."""
-    optim = setting.config.optim
+    """Reject --decay-steps without --schedule wsd, or longer than what follows the warm-up."""
+    optim, steps = setting.config.optim, setting.config.loop.steps  # unknown with --epochs
     if optim.decay_steps is not None and optim.schedule != "wsd":
         yield (
             f"--decay-steps {optim.decay_steps} belongs to --schedule wsd, not {optim.schedule}: "
             "leave it out, or give --schedule wsd"
         )
+    elif optim.decay_steps is not None and steps is not None:
+        warmup = steps_of_warmup(optim.warmup_steps or 0, steps)
+        if optim.decay_steps > steps - warmup:
+            yield (
+                f"--decay-steps {optim.decay_steps} is more than the schedule's {steps} steps "
+                f"less its warm-up of {warmup}: use at most {steps - warmup}, or more --steps"
+            )
 
 
 def warmup(setting: Setting) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Read a config file of another trainer into flat keys, without trusting it."""
 
+import itertools
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,8 @@ MOST_LEVELS: Final = 20
 _LAUNCHERS: Final = (
     "accelerate torchrun deepspeed python python3 llamafactory-cli axolotl trl litgpt"
 )
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
 
 
 class Source(NamedTuple):
@@ -89,11 +92,14 @@ def _command_line(path: Path, text: str) -> dict[str, Any]:
     """Read the flags of the last command that starts a training."""
     joined = re.sub(r"\\\r?\n", " ", text)
     commands = []
+    variables: dict[str, str] = {}
     for line in joined.splitlines():
         try:
-            tokens = shlex.split(line, comments=True)
+            tokens = [_substituted(token, variables) for token in shlex.split(line, comments=True)]
         except ValueError:
             continue  # a quote over several lines is no command of ours
+        assigned = [_ASSIGNMENT.fullmatch(token) for token in tokens if token != "export"]
+        variables |= {found[1]: found[2] for found in itertools.takewhile(bool, assigned) if found}
         starts = [n for n, token in enumerate(tokens) if Path(token).name in _LAUNCHERS.split()]
         if starts and any(token.startswith("--") for token in tokens):
             commands.append(tokens[starts[0] :])
@@ -102,9 +108,18 @@ def _command_line(path: Path, text: str) -> dict[str, Any]:
     return flags_of(commands[-1])
 
 
+def _substituted(token: str, variables: Mapping[str, str]) -> str:
+    """Replace the shell variables that have a value here, or a default."""
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found[1] or found[3], found[2]
+        return variables.get(name) or (found[0] if default is None else default)
+
+    return VARIABLE.sub(value, token)
+
+
 def flags_of(tokens: list[str]) -> dict[str, Any]:
-    """Return `--a-b 1 --c` as `{"a_b": "1", "c": True}`, and variables that are not known as
-    None."""
+    """Return `--a-b 1 --c` as `{"a_b": "1", "c": True}`."""
     found: dict[str, Any] = {}
     left = list(tokens)
     while left:
@@ -116,8 +131,7 @@ def flags_of(tokens: list[str]) -> dict[str, Any]:
         while not has_value and left and _is_value(left[0]):
             values.append(left.pop(0))
         one: Any = True if not values else values[0] if len(values) == 1 else values
-        unknown = isinstance(one, str) and "$" in one
-        found[".".join(name.replace("-", "_").split("."))] = None if unknown else one
+        found[".".join(name.replace("-", "_").split("."))] = one
     return found
 
 

@@ -8,14 +8,19 @@ from typing import Any, Final
 
 from launcher.model.sizes import known_name
 from launcher.tools.plan_from.engines import ENGINES, Engine
-from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown
+from launcher.tools.plan_from.keys import OFF, Facts, Kind, Reader, Unknown
 from launcher.tools.plan_from.kinds import KINDS
 from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
-from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
+from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
+from launcher.tools.plan_from.reading import SUFFIXES, VARIABLE, Source, read_source
 from launcher.util.errors import UserError, one_line
 
 FEWEST_MARKS: Final = 2
 _COMPANIONS: Final = 4
+_MARK_ALONE: Final = {
+    "per_device_train_batch_size": TRAINING_ARGUMENTS,
+    "zero_optimization.stage": DEEPSPEED,
+}
 
 
 class WrongValue(UserError):
@@ -42,13 +47,16 @@ class Reading:
 
 
 def kind_of(source: Source) -> Kind | None:
-    """Return the trainer whose marks a file has most of, or None where it has fewer than two."""
+    """Return the trainer whose marks a file has most of; where it has fewer than two, the one whose
+    mark alone is enough, or None."""
 
     def marks(kind: Kind) -> int:
         return sum(mark in source.flat for mark in kind.marks)
 
     best = max(KINDS, key=marks)
-    return best if marks(best) >= FEWEST_MARKS else None
+    if marks(best) >= FEWEST_MARKS:
+        return best
+    return next((kind for mark, kind in _MARK_ALONE.items() if mark in source.flat), None)
 
 
 def read_files(sources: Sequence[Source]) -> Reading:
@@ -58,6 +66,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
         UserError: a file is of no known trainer, or one that it names cannot be read.
     """
     reading: Reading | None = None
+    given = frozenset(source.path.name for source in sources)
     for source in sources:
         kind = kind_of(source)
         if kind is None:
@@ -67,7 +76,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
                 + ", ".join(dict.fromkeys(each.name.split()[0] for each in KINDS))
             )
         one = _read(kind, source)
-        _read_companions(one)
+        _read_companions(one, given)
         if reading is None:
             reading = one
             continue
@@ -95,7 +104,9 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
     reading = Reading(kind=kind, source=source, facts={})
     for key, value in source.flat.items():
         reader, shown = kind.keys.get(key), place + key
-        if reader is not None:
+        if isinstance(value, str) and VARIABLE.search(value):
+            _leave_out_variable(reading, shown, value, reader)
+        elif reader is not None:
             try:
                 facts = reader(value)
             except Unknown as error:
@@ -105,6 +116,11 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
                 raise WrongValue(
                     f"{source.path}: {key} {value!r:.60} {error}: correct it"
                 ) from None
+            if {"bf16", "fp16"} == {facts.get("mixed"), reading.facts.get("mixed")}:
+                raise WrongValue(
+                    f"{source.path}: {key} {value} beside {reading.facts['mixed']} asks for two "
+                    "precisions: keep one"
+                )
             reading.facts |= facts
             if facts:
                 reading.words.append((shown, value, facts))
@@ -124,16 +140,36 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
     return reading
 
 
+def _leave_out_variable(reading: Reading, key: str, value: str, reader: Reader | None) -> None:
+    """Note a value that only the shell knows.
+
+    Raises:
+        WrongValue: it is the micro-batch, on which most bytes depend.
+    """
+    if reader is not None and key == reading.kind.micro_batch:
+        raise WrongValue(
+            f"{reading.source.path}: {key} {value!r:.60} is a variable without a value here: put "
+            "the number there"
+        )
+    if reader is None:
+        reading.no_effect.append(key)
+    else:
+        reading.left_out.append(f"{key} {one_line(value, 60)}: a variable without a value here")
+
+
 def _reason(kind: Kind, key: str) -> str | None:
     """Return which key or section is not planned, and why; None for others."""
     places = [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
     return next((f"{at}: {kind.left_out[at]}" for at in places if kind.left_out.get(at)), None)
 
 
-def _read_companions(reading: Reading, seen: frozenset[Path] = frozenset()) -> None:
+def _read_companions(
+    reading: Reading, given: frozenset[str], seen: frozenset[Path] = frozenset()
+) -> None:
     """Read the files that a config names, where they lie beside it or in the working folder.
 
     Args:
+        given: names of the files that are read anyway.
         seen: files that are being read; a config that names one of them does so in a circle.
     """
     seen |= {reading.source.path.resolve()}
@@ -142,9 +178,11 @@ def _read_companions(reading: Reading, seen: frozenset[Path] = frozenset()) -> N
         if named is None:
             continue
         path = _beside(reading.source.path, str(named))
+        if path is None and Path(str(named)).name in given:
+            continue
         if path is None:
             reading.left_out.append(
-                f"{what} {one_line(str(named), 60)}: no such file here: give it to --from, too"
+                f"{what} {one_line(str(named), 60)}: not beside this file: give it to --from, too"
             )
             continue
         if path.resolve() in seen:
@@ -158,9 +196,9 @@ def _read_companions(reading: Reading, seen: frozenset[Path] = frozenset()) -> N
             reading.left_out.append(f"{what} {path.name}: of no trainer known here")
             continue
         found = _read(kind, other, f"{path.name}: ")
-        _read_companions(found, seen)
-        given = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
-        facts = {name: value for name, value in found.facts.items() if name not in given}
+        _read_companions(found, given, seen)
+        batch = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
+        facts = {name: value for name, value in found.facts.items() if name not in batch}
         reading.facts = reading.facts | facts
         reading.words += [word for word in found.words if word[2].items() & facts.items()]
         reading.left_out += found.left_out
@@ -171,7 +209,9 @@ def _beside(file: Path, named: str) -> Path | None:
     """Return a file that a config names: only one of the same project, since configs are not
     trusted."""
     relative = Path(named)
-    if relative.is_absolute() or ".." in relative.parts or relative.suffix not in SUFFIXES:
+    if relative.is_absolute() or ".." in relative.parts:
+        relative = Path(relative.name)
+    if relative.suffix not in SUFFIXES:
         return None
     folders = [file.parent, *list(file.resolve().parents)[:_COMPANIONS], Path()]
     for folder in folders:

@@ -113,3 +113,23 @@ def test_a_damaged_baseline_is_refused(
     path.write_text(content)
     assert compare(write_run(tmp_path / "ddp", losses=LOSSES), path, tmp_path / "out") == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_files_of_others_are_not_overwritten(
+    tmp_path: Path, baseline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither by a baseline nor by a report; an older one of either is replaced."""
+    first, out = tmp_path / "first", tmp_path / "out"
+    asked = [str(first), "--out", str(out), "--write-baseline"]
+    assert main([*asked, str(baseline)]) == 0
+    notes = tmp_path / "notes.json"
+    notes.write_text('{"mine": 1}')
+    assert main([*asked, str(notes)]) == 2
+    assert f"{notes}: exists and is no baseline" in capsys.readouterr().err
+    assert notes.read_text() == '{"mine": 1}'
+    (tmp_path / "thesis").mkdir()
+    written = tmp_path / "thesis" / "report.md"
+    written.write_text("# My report\n")
+    assert main([str(first), "--out", str(written.parent)]) == 2
+    assert "has a report.md that no report has written" in capsys.readouterr().err
+    assert [*written.parent.iterdir()] == [written]

@@ -237,7 +237,7 @@ TOO_LARGE = {
     "--collective-timeout-s": ("1e300", "must be at most 31,536,000"),
     "--max-minutes": ("1e30", "must be at most 525,600"),
     "--save-minutes": ("1e9", "must be at most 525,600"),
-    "--memory-limit": ("1", "give 1MiB or more"),
+    "--memory-limit": ("1B", "give 1MiB or more"),
 }
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 ENVIRONMENTS: list[tuple[dict[str, str], str]] = [

@@ -124,4 +124,10 @@ def test_decay_steps_belong_to_their_schedule() -> None:
     config = RunConfig().replace(decay_steps=5)
     with pytest.raises(UserError, match="--decay-steps 5 belongs to --schedule wsd, not cosine"):
         resolve(config, world_size=1, device_type="cpu")
-    resolve(config.replace(schedule="wsd"), world_size=1, device_type="cpu")
+    config = config.replace(schedule="wsd")
+    resolve(config, world_size=1, device_type="cpu")
+    resolve(config.replace(steps=8, warmup_steps=3), world_size=1, device_type="cpu")
+    for steps, warmup, most in ((4, 0, 4), (7, 3, 4), (7, 0.4, 5)):
+        config = config.replace(steps=steps, warmup_steps=warmup, decay_steps=most + 1)
+        with pytest.raises(UserError, match=f"use at most {most}, or more --steps"):
+            resolve(config, world_size=1, device_type="cpu")

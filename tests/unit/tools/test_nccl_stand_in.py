@@ -93,6 +93,8 @@ def test_what_is_not_known_stays_so(size: int, library: Path) -> None:
         assert found["unknown"]["one is unknown"] is None
         assert found["unknown"]["gathered"] == [None, *[[1]] * (size - 1)]
         assert found["unknown"]["large"] is None
+        gathered = [rank + 1 for rank in range(size)]
+        assert found["objects"] == {"gathered": gathered, "broadcast": [size]}
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -347,3 +347,57 @@ def test_published_runs_of_these_trainers() -> None:
         assert record["verdict"] == rows[key]["verdict"]
         if rows[key]["planned_bytes"]:
             assert record["allocated_bytes"] == pytest.approx(rows[key]["planned_bytes"], rel=0.02)
+
+
+def test_variables_of_a_script_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown batch was planned as 8, and listed as without effect."""
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "export BATCH=4 LENGTH=512\n"
+        "torchrun --nproc 2 train.py --model_name_or_path ${MODEL:-gpt2} --output_dir $OUT \\\n"
+        "  --per_device_train_batch_size $BATCH --max_seq_length ${LENGTH} --optim $OPTIM\n"
+    )
+    assert main(["--from", str(script), "--gpu", "H100"]) == 0
+    said = capsys.readouterr().out
+    assert "parameters, global batch 8 x 512 tokens, on 2 x " in said
+    assert "optim $OPTIM: a variable without a value here" in said
+    script.write_text(script.read_text().replace("BATCH=4", "OTHER=4"))
+    assert main(["--from", str(script), "--gpu", "H100"]) == 2
+    said = capsys.readouterr().err
+    assert "per_device_train_batch_size '$BATCH' is a variable without a value here" in said
+
+
+def test_a_short_config_of_transformers_is_read_and_two_precisions_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "short.yaml"
+    short.write_text("per_device_train_batch_size: 2\nbf16: true\nmodel_name_or_path: gpt2\n")
+    assert main(["--from", str(short), "--gpu", "H100"]) == 0
+    assert "transformers TrainingArguments" in capsys.readouterr().out
+    short.write_text(short.read_text() + "fp16: true\n")
+    assert main(["--from", str(short), "--gpu", "H100"]) == 2
+    assert "fp16 True beside bf16 asks for two precisions" in capsys.readouterr().err
+
+
+def test_a_file_that_is_named_by_its_place_elsewhere_is_found_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or among the files that are given; where it is neither, the plan says so."""
+    (tmp_path / "there").mkdir()
+    config, stage = tmp_path / "run.yaml", tmp_path / "zero.json"
+    config.write_text(
+        "per_device_train_batch_size: 2\nmodel_name_or_path: gpt2\nbf16: true\n"
+        "deepspeed: /cluster/configs/zero.json\n"
+    )
+    stage.write_text('{"zero_optimization": {"stage": 2}}')
+    elsewhere = tmp_path / "there" / "zero.json"
+    planned = ["--gpu", "H100", "--gpus", "2"]
+    assert main(["--from", str(config), *planned]) == 0
+    assert "zero_optimization.stage: 2" in capsys.readouterr().out
+    stage.rename(elsewhere)
+    assert main(["--from", str(config), *planned]) == 0
+    assert "zero.json: not beside this file: give it to --from, too" in capsys.readouterr().out
+    assert main(["--from", str(config), str(elsewhere), *planned]) == 0
+    said = capsys.readouterr().out
+    assert "zero_optimization.stage: 2" in said
+    assert "not beside" not in said

@@ -192,6 +192,7 @@ def names_under(place: str, names: str) -> str:
 
 LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "nproc_per_node": whole("per_machine"),
+    "nproc": whole("per_machine"),
     "nnodes": whole("machines"),
     "num_processes": whole("gpus"),
     "num_machines": whole("machines"),

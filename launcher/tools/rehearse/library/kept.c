@@ -49,12 +49,40 @@ void forget(const void *address, size_t bytes) {
     pthread_mutex_unlock(&mutex);
 }
 
+/* Drop the large ranges that are older than the newest LARGE_KEPT bytes of them. */
+static void trim(void) {
+    size_t left = LARGE_KEPT;
+    for (Kept **link = &first; *link;) {
+        Kept *range = *link;
+        bool large = range->bytes > FEW_KEPT;
+        if (large && range->bytes > left) {
+            *link = range->next;
+            free(range);
+            continue;
+        }
+        left -= large ? range->bytes : 0;
+        link = &range->next;
+    }
+}
+
 void keep(const void *address, const void *values, size_t bytes) {
     pthread_mutex_lock(&mutex);
     cut((uintptr_t)address, (uintptr_t)address + bytes);
     if (bytes <= MOST_KEPT)
         first = new_range((uintptr_t)address, values, bytes, first);
+    if (bytes > FEW_KEPT)
+        trim();
     pthread_mutex_unlock(&mutex);
+}
+
+bool knows(const void *address, size_t bytes) {
+    uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+    bool found = false;
+    pthread_mutex_lock(&mutex);
+    for (Kept *range = first; range && !found; range = range->next)
+        found = range->begin < end && begin < range->begin + range->bytes;
+    pthread_mutex_unlock(&mutex);
+    return found;
 }
 
 size_t recall(const void *address, void *out, size_t bytes) {

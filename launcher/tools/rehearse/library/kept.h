@@ -3,12 +3,18 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { MOST_KEPT = 1 << 16 }; /* bytes of one copy; a larger one is dropped */
+enum {
+    MOST_KEPT = 1 << 22,  /* bytes of one copy, as a pickled object is; a larger one is dropped */
+    FEW_KEPT = 1 << 16,   /* of those above this, such as weights, only the newest stay */
+    LARGE_KEPT = 1 << 26, /* bytes of these in all */
+};
 
 /* Keep the values at a device's address; more than MOST_KEPT bytes are forgotten instead. */
 void keep(const void *address, const void *values, size_t bytes);
 /* Copy what is known, and 0 for the rest; return how many bytes are known. */
 size_t recall(const void *address, void *out, size_t bytes);
+/* Some of its bytes are known. */
+bool knows(const void *address, size_t bytes);
 /* Something else may be there now. */
 void forget(const void *address, size_t bytes);
 void forget_all(void);

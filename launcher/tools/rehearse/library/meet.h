@@ -6,14 +6,16 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { ENTRIES = 8 };
+enum {
+    ENTRIES = 8,
+    MOST_SENT = 1 << 16, /* bytes of a message of a pipe, of which there are many */
+};
 
 /* One message. `known`: its values are there, and not only its size. */
 typedef struct {
     int operation, type, root;
     size_t bytes;
     bool known;
-    char values[MOST_KEPT];
 } Entry;
 
 typedef struct {
@@ -21,11 +23,13 @@ typedef struct {
     atomic_int process;        /* 0: not here yet */
     atomic_int left;
     Entry entries[ENTRIES];
+    char values[ENTRIES][MOST_KEPT];
 } Seat;
 
 typedef struct {
     atomic_ulong sent, received;
     Entry entries[ENTRIES];
+    char values[ENTRIES][MOST_SENT];
 } Pipe;
 
 typedef struct {

@@ -1,6 +1,6 @@
-/* libnccl: calls of a communicator. Each knows its rank and size. Messages of at most MOST_KEPT bytes travel
- * between the processes (meet.h) and are reduced for real where their values are known; of larger
- * ones nothing is there, so nobody waits for them.
+/* libnccl: calls of a communicator. Each knows its rank and size. Messages of at most MOST_KEPT bytes,
+ * or MOST_SENT from one rank to another, travel between the processes (meet.h) and are reduced for
+ * real where their values are known; of larger ones nothing is there, so nobody waits for them.
  *
  * A call returns when its message has arrived, as if the stream had been waited for. In a group
  * (ncclGroupStart) all of its calls go on together, in any order that the ranks allow. As in
@@ -56,7 +56,7 @@ const char *ncclGetLastError(void) { return last_error; }
  * are sent with room to spare. */
 static bool values_of(const void *address, void *out, size_t bytes) {
     if (device_of(address) >= 0)
-        return recall(address, out, bytes) > 0;
+        return knows(address, bytes) && recall(address, out, bytes) > 0;
     memcpy(out, address, bytes);
     return true;
 }
@@ -88,9 +88,9 @@ static bool needs(const Call *call, int rank) {
 }
 
 /* The result from what each rank has posted. */
-static void finish_collective(const Call *call, Entry *const *entries) {
+static void finish_collective(
+    const Call *call, Entry *const *entries, const char *const *values) {
     Communicator *its = call->communicator;
-    static __thread char result[MOST_KEPT];
     const char *inputs[its->size];
     size_t bytes = result_bytes(call), part = call->bytes / its->size;
     bool known = true;
@@ -99,31 +99,33 @@ static void finish_collective(const Call *call, Entry *const *entries) {
         part = gathers ? call->bytes : part;
         for (int rank = 0; rank < its->size; rank++)
             set_values((char *)call->to + rank * part,
-                       entries[rank]->values + (gathers ? 0 : its->rank * part), part,
+                       values[rank] + (gathers ? 0 : its->rank * part), part,
                        entries[rank]->known);
         return;
     }
     if (call->kind == BROADCAST) {
-        set_values(call->to, entries[call->root]->values, bytes, entries[call->root]->known);
+        set_values(call->to, values[call->root], bytes, entries[call->root]->known);
         return;
     }
     for (int rank = 0; rank < its->size; rank++) {
         known = known && entries[rank]->known;
-        inputs[rank] = entries[rank]->values + (call->kind == REDUCE_SCATTER ? its->rank * part : 0);
+        inputs[rank] = values[rank] + (call->kind == REDUCE_SCATTER ? its->rank * part : 0);
     }
+    char *result = known ? malloc(bytes) : NULL;
     known = known && reduce(call->type, call->operation, its->size, inputs, result,
                             bytes / type_bytes(call->type));
     set_values(call->to, result, bytes, known);
+    free(result);
 }
 
-static void fill(Entry *entry, const Call *call) {
+static void fill(Entry *entry, char *values, const Call *call) {
     entry->operation = (int)call->kind;
     entry->type = call->type;
     entry->root = call->root;
     entry->bytes = call->bytes;
     /* Who contributes nothing has nothing to look up. */
     bool contributes = call->kind != BROADCAST || call->root == call->communicator->rank;
-    entry->known = contributes && values_of(call->from, entry->values, call->bytes);
+    entry->known = contributes && values_of(call->from, values, call->bytes);
 }
 
 /* 1: has happened, 0: has to wait, below 0: the error's code. */
@@ -138,13 +140,15 @@ static int progress_collective(Call *call, int *waits_for) {
         for (int rank = 0; rank < its->size; rank++)
             if (meeting->seats[rank].done + ENTRIES <= call->number)
                 return *waits_for = rank, 0;
-        fill(&own->entries[slot], call);
+        fill(&own->entries[slot], own->values[slot], call);
         own->posted = call->number + 1;
         call->posted = true;
     }
     Entry *entries[its->size];
+    const char *values[its->size];
     for (int rank = 0; rank < its->size; rank++) {
         entries[rank] = &meeting->seats[rank].entries[slot];
+        values[rank] = meeting->seats[rank].values[slot];
         if (!needs(call, rank))
             continue;
         if (meeting->seats[rank].posted <= call->number)
@@ -158,7 +162,7 @@ static int progress_collective(Call *call, int *waits_for) {
     if (own->done != call->number)
         return *waits_for = its->rank, 0;
     if (gets_result(call))
-        finish_collective(call, entries);
+        finish_collective(call, entries, values);
     own->done = call->number + 1;
     return 1;
 }
@@ -169,11 +173,12 @@ static int progress_pair(Call *call, int *waits_for) {
     int from = sends ? its->rank : call->root, to = sends ? call->root : its->rank;
     Pipe *pipe = &its->meeting->pipes[from * its->size + to];
     Entry *entry = &pipe->entries[call->number % ENTRIES];
+    char *values = pipe->values[call->number % ENTRIES];
     *waits_for = call->root;
     if (sends) {
         if (pipe->sent != call->number || pipe->received + ENTRIES <= call->number)
             return 0;
-        fill(entry, call);
+        fill(entry, values, call);
         pipe->sent = call->number + 1;
         return 1;
     }
@@ -182,7 +187,7 @@ static int progress_pair(Call *call, int *waits_for) {
     if (entry->bytes != call->bytes)
         return -fail(INVALID_USAGE, "rank %d receives %zu bytes where rank %d sends %zu", its->rank,
                      call->bytes, from, entry->bytes);
-    set_values(call->to, entry->values, call->bytes, entry->known);
+    set_values(call->to, values, call->bytes, entry->known);
     pipe->received = call->number + 1;
     return 1;
 }
@@ -190,19 +195,23 @@ static int progress_pair(Call *call, int *waits_for) {
 /* As if all others had contributed what this rank does. */
 static void answer_alone(Call *call) {
     Communicator *its = call->communicator;
-    static __thread Entry own;
-    Entry *entries[its->size];
+    Entry own, *entries[its->size];
+    const char *values[its->size];
     if (call->kind == SEND || (call->kind == BROADCAST && call->from == call->to))
         return; /* a root sends what is there already */
     if (call->kind == RECEIVE) {
         set_values(call->to, NULL, call->bytes, false);
         return;
     }
-    fill(&own, call);
-    for (int rank = 0; rank < its->size; rank++)
+    char *contributed = malloc(call->bytes);
+    fill(&own, contributed, call);
+    for (int rank = 0; rank < its->size; rank++) {
         entries[rank] = &own;
+        values[rank] = contributed;
+    }
     if (gets_result(call))
-        finish_collective(call, entries);
+        finish_collective(call, entries, values);
+    free(contributed);
 }
 
 static double now_s(void) {
@@ -266,7 +275,7 @@ static int start(Call call) {
     Communicator *its = call.communicator;
     if (!type_bytes(call.type))
         return fail(INVALID_ARGUMENT, "%s: type %d is not known", names[call.kind], call.type);
-    if (call.bytes > MOST_KEPT) {
+    if (call.bytes > (call.kind < SEND ? MOST_KEPT : MOST_SENT)) {
         if (gets_result(&call))
             set_values(call.to, NULL, result_bytes(&call), false);
         return SUCCESS;

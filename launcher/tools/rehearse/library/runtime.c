@@ -263,11 +263,12 @@ static bool checks_are_true(void) {
 }
 
 static void copy_on_device(void *to, const void *from, size_t bytes) {
-    char values[MOST_KEPT];
-    if (bytes <= MOST_KEPT && recall(from, values, bytes) == bytes)
+    char *values = bytes <= MOST_KEPT && knows(from, bytes) ? malloc(bytes) : NULL;
+    if (values && recall(from, values, bytes) == bytes)
         keep(to, values, bytes);
     else
         forget(to, bytes);
+    free(values);
 }
 
 static cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t stream) {
@@ -313,11 +314,11 @@ cudaError_t cudaMemcpy2DAsync(
 }
 
 cudaError_t cudaMemsetAsync(void *address, int value, size_t bytes, cudaStream_t stream) {
-    char values[MOST_KEPT];
+    char values[FEW_KEPT];
     timeline_add(COPY, stream, bytes, ON_DEVICE);
     if (device_of(address) < 0) {
         memset(address, value, bytes);
-    } else if (bytes <= MOST_KEPT) {
+    } else if (bytes <= FEW_KEPT) {
         memset(values, value, bytes);
         keep(address, values, bytes);
     } else {

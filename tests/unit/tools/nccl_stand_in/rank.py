@@ -94,6 +94,19 @@ def unknown(rank: Rank) -> dict[str, Any]:
     return found
 
 
+def objects(rank: Rank) -> dict[str, Any]:
+    """A pickle of 320 kB of each rank, in one room for all, and then the last rank's."""
+    count = 40_000
+    rank.put(DEVICE, [rank.rank + 1] * count, INT64)
+    assert rank.call("AllGather", DEVICE, TO, rank.count(count), INT64) == 0
+    gathered = rank.get(TO, rank.size * count, INT64)
+    assert rank.call("Broadcast", DEVICE, TO, rank.count(count), INT64, rank.size - 1) == 0
+    broadcast = rank.get(TO, count, INT64)
+    assert gathered is not None
+    assert broadcast is not None
+    return {"gathered": gathered[::count], "broadcast": sorted({*broadcast})}
+
+
 def pairs(rank: Rank) -> dict[str, Any]:
     """A ring in one group, 20 messages each way, and the last ones to the first rank."""
     following, previous = (rank.rank + 1) % rank.size, (rank.rank - 1) % rank.size
@@ -127,7 +140,9 @@ def split(rank: Rank) -> dict[str, Any]:
 
 
 def all_in_turn(rank: Rank) -> dict[str, Any]:
-    found = {f.__name__: f(rank) for f in (collectives, unknown, pairs, split, collectives)}
+    found = {
+        f.__name__: f(rank) for f in (collectives, unknown, objects, pairs, split, collectives)
+    }
     assert rank.nccl.ncclCommDestroy(rank.communicator) == 0
     return found
 

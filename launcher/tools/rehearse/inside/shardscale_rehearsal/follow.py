@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-MOST_BYTES = 1 << 16  # what library/kept.h keeps
+MOST_BYTES = 1 << 16  # what library/kept.h keeps for as long as it is there
 
 
 class Follow(TorchDispatchMode):
