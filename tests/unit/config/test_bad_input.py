@@ -378,13 +378,16 @@ def test_refused_once_for_all_ranks(name: str, tmp_path: Path) -> None:
     check(one, folder, Outcome(code=done.returncode, stdout=done.stdout, stderr=done.stderr))
 
 
-def test_only_rank_0_speaks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("local_rank", "said"), [("0", 1), ("1", 0)])
+def test_one_rank_of_each_node_speaks(local_rank: str, said: int, tmp_path: Path) -> None:
+    """Started without torchrun, a node that is rejected alone would leave the others waiting."""
     done = subprocess.run(
         [sys.executable, "-m", "launcher.train", "--stepz", "3"],
         cwd=tmp_path,
-        env={**os.environ, "RANK": "1", "WORLD_SIZE": "2"},
+        env={**os.environ, "RANK": "1", "LOCAL_RANK": local_rank, "WORLD_SIZE": "2"},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (REFUSED, "", "")
+    assert (done.returncode, done.stdout) == (REFUSED, "")
+    assert done.stderr.count("unknown flag --stepz") == said
