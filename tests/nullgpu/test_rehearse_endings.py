@@ -86,3 +86,59 @@ for step in range(9):
     assert with_them.step_s == without.step_s
     assert "left out of it: checkpoint, evaluation" in repr(with_them)
     assert "left out" not in repr(without)
+
+
+SEARCH = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+batch = 1 << 23
+for step in range(40):
+    try:
+        model(torch.ones(batch, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    except torch.OutOfMemoryError:
+        batch //= 8
+"""
+SMALLER_STATES = """\
+import gc, torch
+model = torch.nn.Linear(1 << 15, 1 << 15, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(9):
+    model(torch.ones(8, 1 << 15, device="cuda")).sum().backward()
+    try:
+        optimizer.step()
+    except torch.OutOfMemoryError:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    gc.collect()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [(SEARCH, "cell.py:7"), (SMALLER_STATES, "cell.py:7")],
+    ids=["batch", "optimizer"],
+)
+def test_out_of_memory_that_the_program_catches(program: str, line: str) -> None:
+    found = shardscale.rehearse(program, gpu="T4")
+    events = found.record["out_of_memory"]
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    times = "once" if len(events) == 1 else f"{len(events)} times"
+    report = repr(found).splitlines()
+    assert report[1].startswith(f"It ran out of memory {times}, caught by the program, the last")
+    assert f" at {line}; " in report[1]
+    assert found.record["cards"] == []  # on another GPU it would come to something else
+    (rank,) = found.record["ranks"]
+    assert "activations" not in rank["end"]["by_category"]
+
+
+def test_out_of_memory_that_ends_the_program_by_its_own_hand() -> None:
+    program = SEARCH.replace("batch //= 8", "break")
+    found = shardscale.rehearse(program, gpu="T4")
+    assert found.verdict == "does not fit"
+    report = repr(found)
+    assert "It ran out of memory once, caught by the program, the last at cell.py:7" in report
+    assert "it took no step after that" in report
+    assert "Without a limit it needs" in report

@@ -14,12 +14,10 @@ from launcher.measure.records import Status
 from launcher.tools.rehearse import stand_in
 from launcher.tools.rehearse.command import interpreter, ranks_per_node
 from launcher.tools.rehearse.seconds import StepSeconds, step_seconds
-from launcher.tools.rehearse.timeline import Timeline, read_timeline
+from launcher.tools.rehearse.stage import Stage, read_stage
 from launcher.tools.rehearse.topology import machine_of
 from launcher.tools.rehearse.verdict import CardFit, on_every_gpu, outside_bytes
 from launcher.tools.watch import folder as folders
-from launcher.tools.watch.content import Held, Recording, held, ledger_record, read_recording
-from launcher.tools.watch.folder import WatchedRank
 from launcher.tools.watch.program import run_program
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import check_new_file
@@ -46,37 +44,6 @@ class Request:
     """The nodes that seconds are for (topology.read_topology)."""
     snapshot: Path | None = None
     """File for torch's memory snapshot of the worst rank."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """One run of the program on stand-in GPUs of one size."""
-
-    folder: Path
-    code: int
-    status: Status
-    ranks: Sequence[WatchedRank]
-    recordings: Mapping[int, Recording]
-    held: Mapping[int, Held]
-    timelines: Mapping[int, Timeline]
-    """Of one more step, by rank."""
-
-    @property
-    def steps(self) -> int:
-        """Return the optimizer steps that were seen."""
-        return max((len(rank.of_kind("step")) for rank in self.ranks), default=0)
-
-    @property
-    def ended_well(self) -> bool:
-        """Return True if the program did, or was only ended by a signal as its process ended."""
-        at_exit = bool(self.ranks) and all(_at_exit(rank) for rank in self.ranks)
-        seen = self.code == 0 or folders.all_seen(self.ranks)
-        return seen or (self.code < 0 and at_exit)
-
-    @property
-    def worst(self) -> WatchedRank:
-        """Return the rank that needed most."""
-        return max(self.ranks, key=lambda rank: rank.reserved_peak_bytes or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,10 +76,12 @@ class Rehearsal:
     @property
     def verdict(self) -> Verdict | None:
         """Return whether it fits; None where the program failed before that could be seen."""
-        if self.stage.status.state == "oom":
+        if self.stage.ran_out:
             return "does not fit"
         if not self.stage.ended_well or not self.stage.ranks:
             return None
+        if self.stage.caught:
+            return "fits"
         found = (card.verdict for card in self.cards if card.gpu == self.gpu.name)
         return next(found, None) or self._by_peaks()
 
@@ -144,18 +113,17 @@ def rehearse(request: Request) -> Rehearsal:
     folder = folders.new_folder(request.out, request.command, "rehearse")
     stage = _run(request, [gpu] * gpus, folder, answers, alone)
     unlimited = None
-    if stage.status.state == "oom":
+    if stage.ran_out:
         large = replace(gpu, memory_gib=UNLIMITED_GIB)
         inner = folders.new_folder(folder / WITHOUT_LIMIT, request.command, "rehearse")
         unlimited = _run(request, [large] * gpus, inner, answers, alone)
     whole = unlimited or stage
     world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1
-    recordings = [one for one in whole.recordings.values() if not one.out_of_memory]
-    # A program that failed on the way would have needed more, so no card gets a verdict.
-    if whole.ended_well and whole.ranks and len(recordings) == len(whole.ranks):
-        cards = on_every_gpu(recordings, world_size=world_size)
-    else:
-        cards = []
+    complete = bool(whole.ranks) and len(whole.recordings) == len(whole.ranks)
+    cards: list[CardFit] = []
+    # A program that failed would have needed more, and one that caught it may need what there is.
+    if whole.ended_well and complete and not whole.caught:
+        cards = on_every_gpu(list(whole.recordings.values()), world_size=world_size)
     seconds = {
         rank: step_seconds(timeline, machine_of(gpu.name, gpus, request.topology))
         for rank, timeline in whole.timelines.items()
@@ -218,36 +186,7 @@ def _run(
     environment |= stand_in.environment(interpreter(request.command), gpus, inherited=environment)
     folders.write_status(folder, Status(state="running", phase="start"))
     code = run_program(request.command, environment, stdout_to_stderr=True)
-    ranks = folders.read_ranks(folder)
-    status, _ = folders.conclude(folder, ranks, code)
-    names = {rank.number: folder / f"allocations-rank{rank.number}" for rank in ranks}
-    recordings = {
-        number: found for number, path in names.items() if (found := read_recording(path))
-    }
-    contents = {number: held(one) for number, one in recordings.items()}
-    for rank in ranks:
-        if rank.number in contents:
-            folders.append(folder, rank, [ledger_record(contents[rank.number].peak, None)])
-    timelines = {
-        rank.number: written
-        for rank in ranks
-        if (written := read_timeline(folder / f"timeline-rank{rank.number}"))
-    }
-    return Stage(
-        folder=folder,
-        code=code,
-        status=status,
-        ranks=ranks,
-        recordings=recordings,
-        held=contents,
-        timelines=timelines,
-    )
-
-
-def _at_exit(rank: WatchedRank) -> bool:
-    """Return True if a rank had come to its end by itself."""
-    ended = [event.get("reason") for event in rank.events("program_ended")]
-    return ended == ["exit"] and not rank.events("uncaught")
+    return read_stage(folder, code)
 
 
 def _alone(request: Request, gpus: int) -> dict[str, str]:

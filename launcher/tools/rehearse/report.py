@@ -1,14 +1,21 @@
 """Report of a rehearsal, as text and as JSON."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from launcher.forecast.efficiency import predicted_range
 from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES
-from launcher.tools.rehearse.limits import lacking_library
-from launcher.tools.rehearse.rehearsal import Rehearsal, Stage
-from launcher.tools.rehearse.remedies import remedies
+from launcher.tools.rehearse.failures import (
+    caught_lines,
+    failed_lines,
+    failures,
+    lacking,
+    out_of_memory_lines,
+    suggestions,
+)
+from launcher.tools.rehearse.rehearsal import Rehearsal
+from launcher.tools.rehearse.stage import Stage
 from launcher.tools.rehearse.timeline import Kind
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.content import as_record
@@ -33,12 +40,13 @@ def lines(result: Rehearsal) -> Iterator[str]:
         )
         return
     yield _headline(result)
-    if stage.status.state == "oom":
-        yield from _out_of_memory(result)
+    if stage.ran_out:
+        yield from out_of_memory_lines(result)
+    yield from caught_lines(stage)
     whole, worst = result.whole, result.whole.worst
     if whole is not stage:
         yield f"Without a limit it needs (rank {worst.number}, {whole.steps} steps; {LABEL}):"
-    yield from _failed(whole)
+    yield from failed_lines(whole)
     yield from table((f"rank {worst.number}", "allocated", "reserved"), _phases(worst))
     yield from _contents(whole, worst)
     if len(whole.ranks) > 1:
@@ -77,9 +85,9 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
         "outside_bytes": outside_bytes(result.world_size),
         "steps": whole.steps,
         "status": dataclasses.asdict(result.stage.status),
-        "stand_in_lacks": _lacking(whole),
-        "out_of_memory": [event for rank in result.stage.ranks for event in _failures(rank)],
-        "suggestions": _suggestions(result),
+        "stand_in_lacks": lacking(whole),
+        "out_of_memory": [event for rank in result.stage.ranks for event in failures(rank)],
+        "suggestions": suggestions(result),
         "ranks": ranks,
         "cards": [dataclasses.asdict(card) for card in result.cards],
         "folder": str(result.stage.folder),
@@ -97,64 +105,6 @@ def _headline(result: Rehearsal) -> str:
         f"{wrapped}, {run.get('parameters') or 0:,} parameters, {ranks}, "
         f"{result.stage.steps} steps; {LABEL}"
     )
-
-
-def _failures(rank: WatchedRank) -> list[dict[str, Any]]:
-    return [{"rank": rank.number, **event} for event in rank.events("out_of_memory")]
-
-
-def _out_of_memory(result: Rehearsal) -> Iterator[str]:
-    failures = [event for rank in result.stage.ranks for event in _failures(rank)]
-    for failure in failures[:1]:
-        inside = f", in {failure['module']}" if failure.get("module") else ""
-        yield (
-            f"Out of memory in {failure['phase']}{inside}: rank {failure['rank']} asked for "
-            f"{gib(failure['requested_bytes'])}, {gib(failure['free_bytes'])} were free"
-        )
-        yield from _place(failure.get("place"))
-        known = result.stage.held.get(failure["rank"])
-        if known is not None:
-            alive = sorted(known.end.by_category.items(), key=lambda item: -item[1])
-            yield "  alive then: " + ", ".join(f"{name} {gib(size)}" for name, size in alive)
-    for suggestion in _suggestions(result):
-        yield f"  try {suggestion}"
-
-
-def _place(place: Mapping[str, Any] | None) -> Iterator[str]:
-    if place:
-        inside = f" in {place['function']}" if "function" in place else ""
-        yield f"  {place['file']}:{place['line']}{inside}: {place['code']}"
-
-
-def _failed(stage: Stage) -> Iterator[str]:
-    """Yield the error that has ended the program, and its line."""
-    if stage.status.state != "failed":
-        return
-    if library := _lacking(stage):
-        yield (
-            f"The program calls {library}, which the null GPU lacks: a limit of the rehearsal, "
-            f"and no fault of the program ({stage.status.reason})"
-        )
-    else:
-        yield f"The program ended with an error of its own: {stage.status.reason}"
-    yield from _place(stage.status.detail.get("place"))
-
-
-def _lacking(stage: Stage) -> str | None:
-    failed = stage.status.state == "failed"
-    return lacking_library(stage.status.reason or "") if failed else None
-
-
-def _suggestions(result: Rehearsal) -> list[str]:
-    if result.verdict == "fits" or result.verdict is None:
-        return []
-    whole = result.whole
-    content = whole.held.get(whole.worst.number)
-    if content is None:
-        return []
-    ended = list(whole.worst.events("program_ended") + whole.worst.events("out_of_memory"))
-    libraries = ended[0].get("libraries", []) if ended else []
-    return remedies(content.peak.by_category, content.peak.phase, libraries)
 
 
 def _phases(rank: WatchedRank) -> list[tuple[str, str, str]]:

@@ -44,9 +44,10 @@ class Recording:
         return blocks
 
     @property
-    def out_of_memory(self) -> bool:
-        """Return True if a request found no memory on the way."""
-        return any(kind == "out_of_memory" for _, kind, _, _ in self.marks)
+    def ends_out_of_memory(self) -> bool:
+        """Return True if a request found no memory, and no optimizer has stepped since."""
+        marks = [kind for _, kind, _, _ in self.marks if kind in ("out_of_memory", "owners")]
+        return marks[-1:] == ["out_of_memory"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +102,7 @@ def held(recording: Recording) -> Held:
     """Return the content at the highest level (or out of memory), and at the end."""
     replay = _Replay(recording)
     replay.run()
-    if not recording.out_of_memory:
+    if not recording.ends_out_of_memory:
         replay.set_apart_what_stays()
     at, phase = replay.peak
     return Held(

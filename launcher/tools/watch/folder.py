@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def new_folder(out: Path | None, command: Sequence[str], verb: str) -> Path:
     path = out
     if path is None:
         time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        scripts = [word for word in command if word.endswith(".py")] or [command[0]]
-        stem = f"{time}-{verb}-{Path(scripts[0]).stem}"
+        scripts = [Path(word).stem for word in command if word.endswith(".py")]
+        modules = [name for flag, name in pairwise(command) if flag == "-m"]
+        stem = f"{time}-{verb}-{[*scripts, *modules, Path(command[0]).stem][0]}"
         names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
         path = next(p for p in map(Path("runs").joinpath, names) if not p.exists())
     try:

@@ -92,6 +92,23 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     }
 
 
+def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:
+    """Return how many ranks read different samples: those of the wrapper's own group, as ranks of
+    tensor parallelism share theirs; None without a wrapper that is known to shard batches."""
+    if world_size == 1 or not strategy:
+        return world_size if world_size == 1 else None
+    outer = getattr(module, "_orig_mod", module)
+    if strategy.endswith("FSDP2"):
+        states = [one._get_fsdp_state() for one in outer.modules() if hasattr(one, "unshard")]
+        # torch 2.11 has at most one.
+        several = [getattr(s, "_fsdp_param_groups", None) or [s._fsdp_param_group] for s in states]
+        sizes = [group.mesh_info.mesh.size() for groups in several for group in groups if group]
+        return int(sizes[0]) if sizes else world_size
+    if type(outer).__name__ == "DistributedDataParallel":
+        return int(outer.process_group.size())
+    return int(getattr(outer, "dp_world_size", world_size))  # DeepSpeed's
+
+
 LIBRARIES = {
     "trl": "trl.trainer",
     "transformers": "transformers.trainer",

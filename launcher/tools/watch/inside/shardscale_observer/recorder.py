@@ -15,7 +15,7 @@ from shardscale_observer.leaving import leave
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile, rank_of_process
-from shardscale_observer.reading import describe, libraries_in_use
+from shardscale_observer.reading import data_ranks, describe, libraries_in_use
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -271,8 +271,7 @@ class Recorder:
             self.history.device = cuda.current_device()  # chosen after CUDA began
         self._clock = Clock(self.torch, on_gpu=on_gpu, timed=not self.rehearses)
         described = describe(self.torch, module, args, kwargs)
-        # Without a wrapper that is known to shard batches, ranks may share their tokens.
-        self.data_ranks = world_size if world_size == 1 or described["strategy"] else None
+        self.data_ranks = data_ranks(module, described["strategy"], world_size)
         self.file.begin(
             folder=self.settings["folder"],
             world_size=world_size,

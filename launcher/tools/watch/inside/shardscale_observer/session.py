@@ -125,6 +125,8 @@ class Session(Recorder):
             held=owners.bytes_by_category("cuda" if self.device is not None else "cpu"),
             **detail,
         )
+        # An optimizer's step ends by the exception, after which torch calls no hook.
+        self.depth["optimizer"] = 0
 
     def fails(self, error: BaseException) -> None:
         """An exception that the program does not catch ends it."""

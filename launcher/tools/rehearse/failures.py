@@ -1,0 +1,88 @@
+"""Lines of a report on a program that ran out of memory, or failed."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.tools.rehearse.limits import lacking_library
+from launcher.tools.rehearse.rehearsal import Rehearsal
+from launcher.tools.rehearse.remedies import remedies
+from launcher.tools.rehearse.stage import Stage
+from launcher.tools.watch.folder import WatchedRank
+from launcher.util.sizes import gib
+
+
+def failures(rank: WatchedRank) -> list[dict[str, Any]]:
+    """Return a rank's requests that found no memory."""
+    return [{"rank": rank.number, **event} for event in rank.events("out_of_memory")]
+
+
+def out_of_memory_lines(result: Rehearsal) -> Iterator[str]:
+    """Yield which request ended the program, its line, and what to change."""
+    found = [event for rank in result.stage.ranks for event in failures(rank)]
+    for failure in found[:1]:
+        inside = f", in {failure['module']}" if failure.get("module") else ""
+        yield (
+            f"Out of memory in {failure['phase']}{inside}: rank {failure['rank']} asked for "
+            f"{gib(failure['requested_bytes'])}, {gib(failure['free_bytes'])} were free"
+        )
+        yield from _place(failure.get("place"))
+        known = result.stage.held.get(failure["rank"])
+        if known is not None:
+            alive = sorted(known.end.by_category.items(), key=lambda item: -item[1])
+            yield "  alive then: " + ", ".join(f"{name} {gib(size)}" for name, size in alive)
+    for suggestion in suggestions(result):
+        yield f"  try {suggestion}"
+
+
+def _place(place: Mapping[str, Any] | None) -> Iterator[str]:
+    if place:
+        inside = f" in {place['function']}" if "function" in place else ""
+        yield f"  {place['file']}:{place['line']}{inside}: {place['code']}"
+
+
+def failed_lines(stage: Stage) -> Iterator[str]:
+    """Yield the error that has ended the program, and its line."""
+    if stage.status.state != "failed":
+        return
+    if library := lacking(stage):
+        yield (
+            f"The program calls {library}, which the null GPU lacks: a limit of the rehearsal, "
+            f"and no fault of the program ({stage.status.reason})"
+        )
+    else:
+        yield f"The program ended with an error of its own: {stage.status.reason}"
+    yield from _place(stage.status.detail.get("place"))
+
+
+def lacking(stage: Stage) -> str | None:
+    """Return the library whose absence on the stand-in GPU has ended the program, or None."""
+    failed = stage.status.state == "failed"
+    return lacking_library(stage.status.reason or "") if failed else None
+
+
+def caught_lines(stage: Stage) -> Iterator[str]:
+    """Yield how often the program ran out of memory and went on."""
+    if not stage.caught:
+        return
+    count, place = len(stage.caught), stage.caught[-1].get("place")
+    times = "once" if count == 1 else f"{count:,} times"
+    last = f", the last at {place['file']}:{place['line']}" if place else ""
+    then = (
+        "it took no step after that"
+        if stage.gave_up
+        else "it may take another way on another GPU, so rehearse it there"
+    )
+    yield f"It ran out of memory {times}, caught by the program{last}; {then}"
+
+
+def suggestions(result: Rehearsal) -> list[str]:
+    """Return what to set, for what takes most at the peak first."""
+    if result.verdict == "fits" or result.verdict is None:
+        return []
+    whole = result.whole
+    content = whole.held.get(whole.worst.number)
+    if content is None:
+        return []
+    ended = list(whole.worst.events("program_ended") + whole.worst.events("out_of_memory"))
+    libraries = ended[0].get("libraries", []) if ended else []
+    return remedies(content.peak.by_category, content.peak.phase, libraries)

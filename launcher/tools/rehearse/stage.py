@@ -1,0 +1,95 @@
+"""One run of a program on stand-in GPUs, and what was recorded of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.measure.records import Status
+from launcher.tools.rehearse.timeline import Timeline, read_timeline
+from launcher.tools.watch import folder as folders
+from launcher.tools.watch.content import Held, Recording, held, ledger_record, read_recording
+from launcher.tools.watch.folder import WatchedRank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One run of the program on stand-in GPUs of one size."""
+
+    folder: Path
+    code: int
+    status: Status
+    ranks: Sequence[WatchedRank]
+    recordings: Mapping[int, Recording]
+    held: Mapping[int, Held]
+    timelines: Mapping[int, Timeline]
+    """Of one more step, by rank."""
+
+    @property
+    def steps(self) -> int:
+        """Return the optimizer steps that were seen."""
+        return max((len(rank.of_kind("step")) for rank in self.ranks), default=0)
+
+    @property
+    def ended_well(self) -> bool:
+        """Return True if the program did, or was only ended by a signal as its process ended."""
+        at_exit = bool(self.ranks) and all(_at_exit(rank) for rank in self.ranks)
+        seen = self.code == 0 or folders.all_seen(self.ranks)
+        return seen or (self.code < 0 and at_exit)
+
+    @property
+    def caught(self) -> Sequence[Mapping[str, Any]]:
+        """Return the requests that found no memory, of a program that went on."""
+        failures = [one for rank in self.ranks for one in rank.events("out_of_memory")]
+        return failures if self.ended_well else []
+
+    @property
+    def gave_up(self) -> bool:
+        """Return True if the program caught its last failure, and a rank took no step after it."""
+        return bool(self.caught) and any(
+            recording.ends_out_of_memory for recording in self.recordings.values()
+        )
+
+    @property
+    def ran_out(self) -> bool:
+        """Return True if it ended because no memory was left, by itself or by the error."""
+        return self.status.state == "oom" or self.gave_up
+
+    @property
+    def worst(self) -> WatchedRank:
+        """Return the rank that needed most."""
+        return max(self.ranks, key=lambda rank: rank.reserved_peak_bytes or 0)
+
+
+def read_stage(folder: Path, code: int) -> Stage:
+    """Read what a program left in its folder, and note there how it ended with `code`."""
+    ranks = folders.read_ranks(folder)
+    status, _ = folders.conclude(folder, ranks, code)
+    names = {rank.number: folder / f"allocations-rank{rank.number}" for rank in ranks}
+    recordings = {
+        number: found for number, path in names.items() if (found := read_recording(path))
+    }
+    contents = {number: held(one) for number, one in recordings.items()}
+    for rank in ranks:
+        if rank.number in contents:
+            folders.append(folder, rank, [ledger_record(contents[rank.number].peak, None)])
+    timelines = {
+        rank.number: written
+        for rank in ranks
+        if (written := read_timeline(folder / f"timeline-rank{rank.number}"))
+    }
+    return Stage(
+        folder=folder,
+        code=code,
+        status=status,
+        ranks=ranks,
+        recordings=recordings,
+        held=contents,
+        timelines=timelines,
+    )
+
+
+def _at_exit(rank: WatchedRank) -> bool:
+    """Return True if a rank had come to its end by itself."""
+    ended = [event.get("reason") for event in rank.events("program_ended")]
+    return ended == ["exit"] and not rank.events("uncaught")
