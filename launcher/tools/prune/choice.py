@@ -41,7 +41,8 @@ class PruneOptions:
     """Text for calibration and perplexity, as --data in training (default: the run's own); none:
     measure no perplexity."""
     calibration_tokens: int = 65_536
-    """wanda: tokens of the training split to calibrate on, in whole sequences."""
+    """wanda: tokens of the training split to calibrate on, in whole sequences;
+    all of it where it is shorter."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto: a GPU if there is one."""
 

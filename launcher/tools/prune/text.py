@@ -67,8 +67,9 @@ class Text:
     def input_norms(self, model: GPT, tokens: int) -> dict[str, Tensor]:
         """Return projection weight name -> L2 norms of its input features, fp32 [in].
 
-        Measured over at least `tokens` tokens of the training split. All norms are of the unpruned
-        model; the authors of Wanda measure each block after pruning those before it.
+        Measured over `tokens` tokens of the training split, or all of it where it is shorter. All
+        norms are of the unpruned model; the authors of Wanda measure each block after pruning those
+        before it.
         """
         square_sums: dict[str, Tensor] = {}
 
@@ -85,7 +86,7 @@ class Text:
             if is_projection(f"{name}.weight")
         ]
         device = next(model.parameters()).device
-        batches = GlobalBatches(self.corpus.train, seq_len=self.seq_len, global_batch=BATCH, seed=0)
+        batches = self._batches()
         with torch.no_grad():
             for step in range(self.calibration_steps(tokens)):
                 rows = batches.rank_slice(step, rank=0, world_size=1)
@@ -97,12 +98,17 @@ class Text:
         return {name: sums.sqrt() for name, sums in square_sums.items()}
 
     def calibration_steps(self, tokens: int) -> int:
-        """Batches needed for `tokens` tokens."""
-        return math.ceil(tokens / (BATCH * self.seq_len))
+        """Batches needed for `tokens` tokens, at most those of one pass over the split."""
+        # A second pass would scale all norms, and hardly change which weights go.
+        return min(math.ceil(tokens / (BATCH * self.seq_len)), self._batches().steps_per_epoch)
 
     def calibration_tokens(self, tokens: int) -> int:
         """Tokens actually read for a request of `tokens`."""
         return self.calibration_steps(tokens) * BATCH * self.seq_len
+
+    def _batches(self) -> GlobalBatches:
+        """Sequences of the training split, to calibrate on."""
+        return GlobalBatches(self.corpus.train, seq_len=self.seq_len, global_batch=BATCH, seed=0)
 
 
 def choice_of(saved: Mapping[str, Any], given: str | None) -> DataChoice | None:

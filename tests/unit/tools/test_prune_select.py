@@ -140,6 +140,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
     return found
 
 
+def test_calibration_reads_the_training_split_once_at_most(text: Text) -> None:
+    batches = GlobalBatches(text.corpus.train, seq_len=24, global_batch=8, seed=0)
+    everything = batches.steps_per_epoch * 8 * 24
+    assert text.calibration_tokens(10**12) == everything <= len(text.corpus.train.tokens)
+
+
 @pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_norms_are_those_of_what_projections_are_given(config: ModelConfig, text: Text) -> None:
     model = built(config)
