@@ -271,7 +271,7 @@ REFUSED = {
     "no unit": (["--pattern=mlp", "--sparsity=0.001"], "removes 0 of the 192 hidden units"),
     "none": (["--method=wanda", "--sparsity=0.001"], "removes 0 of the 48 competing"),
     "all": (["--method=wanda", "--sparsity=0.999"], "removes 48 of the 48 competing"),
-    "no text": (["--method=wanda", "--data=none"], "--method wanda needs a calibration text"),
+    "no text": (["--method=wanda", "--data=none"], "a calibration text, and --data is none: give"),
     "text gone": (["--data=gone.txt"], "gone.txt"),
     "tokens": (["--calibration-tokens=0"], "--calibration-tokens 0 must be 1 or more"),
     "pattern": (["--pattern=4:8"], "invalid choice"),
