@@ -42,6 +42,7 @@ _READ_CHARACTERS = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 28
 _LARGEST_JSON_BYTES = 1 << 30  # ShareGPT's has 670 MB
 _MOST_LISTED = 5
+_NAME_FIELD = "name the one that holds the text with --data-field"
 _FEWEST_WHOLE_DOCUMENTS = 100
 _SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
 
@@ -68,8 +69,8 @@ def read_text(path: Path) -> Iterator[str]:
     yield rest
 
 
-def read_jsonl(path: Path, field: str) -> Iterator[str]:
-    """Yield `field` of each line.
+def read_jsonl(path: Path, field: str, fix: str = _NAME_FIELD) -> Iterator[str]:
+    """Yield `field` of each line; `fix` ends the message about a line without it.
 
     Raises:
         UserError: a line is not UTF-8, not JSON, or has no such string field.
@@ -78,7 +79,7 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
         if not isinstance(record, dict):
             kind = type(record).__name__
             raise UserError(f'{where} is a JSON {kind}, not an object: write {{"{field}": "..."}}')
-        check_fields(record, field, where, "field")
+        check_fields(record, field, where, "field", fix)
         yield string_of(record, field, where)
 
 
@@ -213,7 +214,9 @@ def read_parquet(path: Path, field: str) -> Iterator[str]:
         ) from error
 
 
-def check_fields(names: Collection[str], field: str, where: str, what: str = "column") -> None:
+def check_fields(
+    names: Collection[str], field: str, where: str, what: str = "column", fix: str = _NAME_FIELD
+) -> None:
     """Reject a table or record without `field`, naming the first fields it has (of thousands).
 
     Raises:
@@ -224,8 +227,7 @@ def check_fields(names: Collection[str], field: str, where: str, what: str = "co
         if len(first) > _MOST_LISTED:
             first[-1] = "..."
         raise UserError(
-            f"{where} has no {what} {field!r} ({what}s: {', '.join(first) or 'none'}): "
-            "name the one that holds the text with --data-field"
+            f"{where} has no {what} {field!r} ({what}s: {', '.join(first) or 'none'}): {fix}"
         )
 
 

@@ -171,7 +171,7 @@ def texts(options: GenerateOptions) -> Iterator[str]:
     """
     if options.prompts is not None:
         try:
-            found = list(read_jsonl(options.prompts, "prompt"))
+            found = list(read_jsonl(options.prompts, "prompt", 'write {"prompt": "..."}'))
         except OSError as error:
             raise UserError(
                 f"--prompts {options.prompts}: cannot be read ({error.strerror}); give a .jsonl "

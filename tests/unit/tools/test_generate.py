@@ -423,7 +423,7 @@ def test_a_prompt_longer_than_the_context(run: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"prompt": "a"}\n{"text": "b"}\n', "line 2"),
+        (b'{"prompt": "a"}\n{"text": "b"}\n', "line 2 has no field 'prompt' (fields: text): write"),
         (b'{"prompt": 3}\n', "line 1"),
         (b"{nonsense\n", "line 1 is not JSON"),
         (b'{"prompt": "\xff"}\n', "line 1 is not UTF-8"),
