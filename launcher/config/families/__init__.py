@@ -42,7 +42,8 @@ def family_of(document: Mapping[str, Any], path: Path) -> Family:
     model_type = document.get("model_type")
     if model_type not in tuple(FAMILIES):
         raise UserError(
-            f"{path}: model_type is {model_type!r}, and only {', '.join(FAMILIES)} can be imported"
+            f"{path}: model_type is {model_type!r}, and only {', '.join(FAMILIES)} can be "
+            "imported; --init-from with --decoder auto trains others, computed by transformers"
         )
     return FAMILIES[model_type]
 
