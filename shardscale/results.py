@@ -130,6 +130,8 @@ def load_model(
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if dtype not in dtypes:
         raise UserError(f"dtype {dtype!r} is unknown: give fp32, bf16 or fp16")
+    if device not in ("auto", "cpu", "cuda"):  # else `cuda:1` would mean `auto`
+        raise UserError(f"device {device!r} is unknown: give auto, cpu or cuda")
     with open_source(Path(source)) as opened:
         return build_any(opened, device=chosen_device(device), dtype=dtypes[dtype])
 

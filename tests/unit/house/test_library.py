@@ -96,6 +96,8 @@ def test_bad_values_are_the_command_lines_sentences() -> None:
         shardscale.plan("gpt2", gpu="H100", micro_batch="many")
     with pytest.raises(shardscale.UserError, match="dtype 'int8' is unknown"):
         shardscale.load_model("anywhere", dtype="int8")  # type: ignore[arg-type]
+    with pytest.raises(shardscale.UserError, match="device 'cuda:1' is unknown: give auto, cpu"):
+        shardscale.load_model("anywhere", device="cuda:1")  # type: ignore[arg-type]
 
 
 def test_tables_escape_what_they_show() -> None:
