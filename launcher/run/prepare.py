@@ -93,7 +93,7 @@ def prepare(
         reads_all = _reads_for_all(world_size, ranks_per_node)
         checkpoint = check_resume(resume, resolved, reads_all=reads_all)
     elif resume.completed:
-        raise UserError(f"--out {config.loop.out}: has ended without a checkpoint: give another")
+        raise UserError(f"--out {config.loop.out}: ended without a checkpoint: give another one")
     else:
         check_init_from(resolved)
     check_offload(config, resolved.own_model, world_size=world_size, ranks_per_node=ranks_per_node)

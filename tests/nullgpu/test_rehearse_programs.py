@@ -282,6 +282,16 @@ def test_our_own_launcher_on_two_ranks(tmp_path: Path) -> None:
     assert (found["verdict"], found["steps"], found["world_size"]) == ("fits", 3, 2), done.stderr
 
 
+def test_ranks_that_share_their_tokens_count_once(tmp_path: Path) -> None:
+    program = str(Path(LOOP).with_name("matrices_and_shards.py"))
+    command = (sys.executable, *TORCHRUN, program)
+    done = shardscale("rehearse", "--gpu", "h100", "--out", str(tmp_path / "run"), "--", *command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (tmp_path / "run" / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]
+    assert [step["tokens"] for step in steps] == [2 * 32] * 3
+
+
 def test_a_tied_embedding_is_built_once(tmp_path: Path) -> None:
     # The frozen one in bf16, and two fp32 values while the first is sharded.
     embedding = 50257 * 768

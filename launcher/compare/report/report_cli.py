@@ -38,10 +38,10 @@ from launcher.util.sizes import parse_bytes
 from launcher.util.startup import deaf_children
 
 WORSE = 1
-MOST_REPORT_BYTES = 2**30
+"""Exit code where something is worse than the baseline."""
 FILES = ("report.json", "report.csv", "report.md", "report.html")
 """The first says that the others are a report's, too."""
-"""Exit code where something is worse than the baseline."""
+MOST_REPORT_BYTES = 2**30
 RUNS_PER_WORKER = 8  # reading fewer is faster than starting a process
 
 

@@ -22,7 +22,7 @@ _LAUNCHERS: Final = (
     "accelerate torchrun deepspeed python python3 llamafactory-cli axolotl trl litgpt"
 )
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
+_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
 
 
 class Source(NamedTuple):
@@ -115,7 +115,7 @@ def _substituted(token: str, variables: Mapping[str, str]) -> str:
         name, default = found[1] or found[3], found[2]
         return variables.get(name) or (found[0] if default is None else default)
 
-    return VARIABLE.sub(value, token)
+    return _VARIABLE.sub(value, token)
 
 
 def flags_of(tokens: list[str]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from launcher.model.sizes import known_name
 from launcher.tools.plan_from.engines import ENGINES, Engine
-from launcher.tools.plan_from.keys import OFF, Facts, Kind, Reader, Unknown
+from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown
 from launcher.tools.plan_from.kinds import KINDS
 from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
 from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
-from launcher.tools.plan_from.reading import SUFFIXES, VARIABLE, Source, read_source
+from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
 from launcher.util.errors import UserError, one_line
 
 FEWEST_MARKS: Final = 2
@@ -104,8 +104,8 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
     reading = Reading(kind=kind, source=source, facts={})
     for key, value in source.flat.items():
         reader, shown = kind.keys.get(key), place + key
-        if isinstance(value, str) and VARIABLE.search(value):
-            _leave_out_variable(reading, shown, value, reader)
+        if reader is not None and "$" in str(value):
+            _leave_out_variable(reading, shown, value)
         elif reader is not None:
             try:
                 facts = reader(value)
@@ -140,21 +140,19 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
     return reading
 
 
-def _leave_out_variable(reading: Reading, key: str, value: str, reader: Reader | None) -> None:
+def _leave_out_variable(reading: Reading, key: str, value: Any) -> None:
     """Note a value that only the shell knows.
 
     Raises:
         WrongValue: it is the micro-batch, on which most bytes depend.
     """
-    if reader is not None and key == reading.kind.micro_batch:
+    if key == reading.kind.micro_batch:
         raise WrongValue(
-            f"{reading.source.path}: {key} {value!r:.60} is a variable without a value here: put "
+            f"{reading.source.path}: {key} {value!r:.60} is known only to the shell: put "
             "the number there"
         )
-    if reader is None:
-        reading.no_effect.append(key)
-    else:
-        reading.left_out.append(f"{key} {one_line(value, 60)}: a variable without a value here")
+    text = one_line(str(value), 60)
+    reading.left_out.append(f"{key} {text}: known only to the shell")
 
 
 def _reason(kind: Kind, key: str) -> str | None:

@@ -55,7 +55,7 @@ def failed_lines(stage: Stage) -> Iterator[str]:
 
 
 def lacking(stage: Stage) -> str | None:
-    """Return the library whose absence on the stand-in GPU has ended the program, or None."""
+    """Return the library whose absence on the null GPU has ended the program, or None."""
     failed = stage.status.state == "failed"
     return lacking_library(stage.status.reason or "") if failed else None
 

@@ -1,4 +1,4 @@
-"""One run of a program on stand-in GPUs, and what was recorded of it."""
+"""One run of a program on null GPUs, and what was recorded of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from launcher.tools.watch.folder import WatchedRank
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One run of the program on stand-in GPUs of one size."""
+    """One run of the program on null GPUs of one size."""
 
     folder: Path
     code: int
@@ -23,7 +23,7 @@ class Stage:
     recordings: Mapping[int, Recording]
     held: Mapping[int, Held]
     timelines: Mapping[int, Timeline]
-    """Of one more step, by rank."""
+    """Rank -> the timeline of one more step."""
 
     @property
     def steps(self) -> int:

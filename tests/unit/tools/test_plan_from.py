@@ -360,11 +360,17 @@ def test_variables_of_a_script_are_read(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["--from", str(script), "--gpu", "H100"]) == 0
     said = capsys.readouterr().out
     assert "parameters, global batch 8 x 512 tokens, on 2 x " in said
-    assert "optim $OPTIM: a variable without a value here" in said
+    assert "optim $OPTIM: known only to the shell" in said
+    arithmetic = script.read_text().replace("BATCH=4", "BATCH=4 STEPS=$((64 / 8))")
+    script.write_text(
+        arithmetic.replace(" --optim $OPTIM", " --gradient_accumulation_steps $STEPS")
+    )
+    assert main(["--from", str(script), "--gpu", "H100"]) == 0
+    assert "gradient_accumulation_steps $((64: known only to the shell" in capsys.readouterr().out
     script.write_text(script.read_text().replace("BATCH=4", "OTHER=4"))
     assert main(["--from", str(script), "--gpu", "H100"]) == 2
     said = capsys.readouterr().err
-    assert "per_device_train_batch_size '$BATCH' is a variable without a value here" in said
+    assert "per_device_train_batch_size '$BATCH' is known only to the shell" in said
 
 
 def test_a_short_config_of_transformers_is_read_and_two_precisions_are_refused(

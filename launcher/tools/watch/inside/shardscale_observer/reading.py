@@ -99,7 +99,8 @@ def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:
         return world_size if world_size == 1 else None
     outer = getattr(module, "_orig_mod", module)
     if strategy.endswith("FSDP2"):
-        states = [one._get_fsdp_state() for one in outer.modules() if hasattr(one, "unshard")]
+        sharded = [one for one in outer.modules() if hasattr(one, "_get_fsdp_state")]
+        states = [one._get_fsdp_state() for one in sharded]
         # torch 2.11 has at most one.
         several = [getattr(s, "_fsdp_param_groups", None) or [s._fsdp_param_group] for s in states]
         sizes = [group.mesh_info.mesh.size() for groups in several for group in groups if group]
