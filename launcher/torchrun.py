@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.util.errors import ExitCode, UserError, refusing
+from launcher.util.errors import ExitCode, Failure, UserError, refusing
 from launcher.util.processes import usable_cores
 from launcher.util.startup import (
     hears,
@@ -38,6 +38,7 @@ with importing():
     from launcher.parallel.world import OWN_AGENT
     from launcher.run.agent_signals import LEFT_TO_TORCH, AgentSignals
     from launcher.run.agreement import STOP_SIGNALS
+    from launcher.run.other_nodes import run_with_others
     from launcher.util.processes import for_children
 
 OUR_MODULE = "launcher.train"
@@ -208,10 +209,12 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
         kills, stop = Kills.read(), AgentSignals(folder, scratch)
         stop.install()
         try:
-            run.run(args)
+            run_with_others(run, args)
         except ChildFailedError as error:
             with stop.tells:
                 return _how_ranks_failed(error, folder, stop, kills)
+        except Failure as error:
+            return _how_it_ended(folder, str(error), None, certain=False)
         except SignalException as error:
             return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
         finally:
@@ -273,9 +276,8 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills
     how = f"ended with exit code {failure.exitcode}"
     if killed:
         number = signal.Signals(-failure.exitcode)
-        how = f"was killed by {number.name}"
-        if number == signal.SIGKILL:
-            how += kills.likely_cause()
+        likely = kills.likely_cause() if number == signal.SIGKILL else ""
+        how = f"was killed by {number.name}{likely}"
     return _how_it_ended(folder, f"rank {rank} {how}", rank, certain=bool(killed))
 
 

@@ -86,7 +86,7 @@ class AgentSignals:
         forwarded = signal.SIGINT if self.stop_signal == signal.SIGINT else signal.SIGUSR1
         had_ranks = False
         while True:
-            ranks = _ranks()
+            ranks = running_ranks()
             if signal.SIGINT in numbers:
                 self._end_at_once(ranks)
             had_ranks |= bool(ranks)
@@ -145,7 +145,7 @@ def _heard(number: int, frame: FrameType | None) -> None:
     """The thread reads it from the pipe."""
 
 
-def _ranks() -> list[psutil.Process]:
+def running_ranks() -> list[psutil.Process]:
     """Return this agent's running ranks."""
     found = []
     for process in psutil.Process().children():
