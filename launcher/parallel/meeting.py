@@ -18,6 +18,7 @@ from launcher.util.errors import UserError
 BACKEND = "shardscale"  # by this name torch's agent finds our rendezvous
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # ranks that come all at once
+WITHOUT_ID = "none"  # torch's own --rdzv-id, where none is given
 DEFAULT_PORT = 29400  # torch's own, of an --rdzv-endpoint without one
 
 
@@ -120,10 +121,18 @@ def _rendezvous(parameters: Any) -> Any:
     nodes: int = parameters.max_nodes
     timeout = timedelta(seconds=parameters.get_as_int("read_timeout", 60))
     is_host = parameters.get_as_bool("is_host")
-    if nodes == 1 or (_matches_machine_hostname(host) if is_host is None else is_host):
-        store = listening_store(host, port, nodes=nodes, timeout=timeout)
-    else:
-        store = TCPStore(host, port, is_master=False, timeout=timeout)
+    listens = nodes == 1 or (_matches_machine_hostname(host) if is_host is None else is_host)
+    # Of several agents of one job on this machine the first one listens. Without an id, which
+    # tells jobs apart, another job may hold the port.
+    joins = listens and nodes > 1 and is_host is None and parameters.run_id != WITHOUT_ID
+    try:
+        store = listening_store(host, port, nodes=nodes, timeout=timeout) if listens else None
+    except UserError as error:
+        if not joins:
+            hint = "; to join agents of this job there, give each the same --rdzv-id"
+            raise UserError(f"{error}{hint if nodes > 1 else ''}") from None
+        store = None
+    store = store or TCPStore(host, port, is_master=False, timeout=timeout)
     handler: Any = create_handler(store, Backend(store, parameters.run_id), parameters)
     # The one for ranks, which would listen on all interfaces, too.
     handler._create_tcp_store_server = lambda address, port: listening_store(

@@ -226,3 +226,28 @@ def test_a_node_says_that_it_waits(
     other_nodes.run_with_others(SimpleNamespace(run=lambda _: time.sleep(0.5)), args)
     says = "shardscale: node 1 waits for the other nodes of --nnodes 2 at node0:29500: start each "
     assert capsys.readouterr().err.count(says) == 1
+
+
+def test_two_agents_of_one_job_meet_on_one_machine(tmp_path: Path) -> None:
+    """The second finds the port in use, and joins the first, as with torch's own rendezvous."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    meeting = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    command = [TORCHRUN, *meeting, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "launcher.train"]
+    (tmp_path / "text.txt").write_text("A text to train on. " * 500)
+    command += ["--device=cpu", "--data=text.txt", "--tokenizer=byte", "--vocab-size=257"]
+    command += ["--layers=1", "--d-model=16", "--heads=1", "--context=16", "--steps=1", "--out=run"]
+    agents = [
+        subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    try:
+        said = [agent.communicate(timeout=60)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "completed"
