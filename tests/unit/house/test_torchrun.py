@@ -199,7 +199,7 @@ def test_help_of_the_trainer_is_shown_once(tmp_path: Path) -> None:
             "node alone: give --master-addr an address that all nodes reach",
         ),
         (
-            "--rdzv-backend c10d --rdzv-conf join_timeout=4 --rdzv-endpoint 0.0.0.0:{port}",
+            "--rdzv-backend c10d --rdzv-conf read_timeout=3 --rdzv-endpoint 0.0.0.0:{port}",
             "this node did not meet the other nodes of --nnodes 2 at 0.0.0.0:{port}: start each "
             "with the same --rdzv-endpoint and --rdzv-id, and let them reach that port",
         ),
@@ -233,7 +233,7 @@ def test_two_agents_of_one_job_meet_on_one_machine(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     meeting = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
-    command = [TORCHRUN, *meeting, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "launcher.train"]
+    command = [str(TORCHRUN), *meeting, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "launcher.train"]
     (tmp_path / "text.txt").write_text("A text to train on. " * 500)
     command += ["--device=cpu", "--data=text.txt", "--tokenizer=byte", "--vocab-size=257"]
     command += ["--layers=1", "--d-model=16", "--heads=1", "--context=16", "--steps=1", "--out=run"]
