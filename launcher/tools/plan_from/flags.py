@@ -47,9 +47,11 @@ def training_flags(
     """Return the flags of the run that the files describe, the user's last, and its fields.
 
     Raises:
-        UserError: the model or the batch is in no file and no flag.
+        UserError: the model, the batch or the sharding is in no file and no flag.
     """
     facts, given = reading.facts, fields_of(user)
+    if "absent" in facts:
+        _without_companion(reading, given)
     own = parse_run_config(user).flat() if user else {}
     fields: Facts = {name: facts[name] for name in _AS_THEY_ARE if name in facts}
     model = model_of(facts)
@@ -59,6 +61,9 @@ def training_flags(
         fields["tied"] = False
     if reading.kind.name.startswith(("accelerate", "DeepSpeed")):
         _ask(reading, given, own)
+    if given & {"strategy", "zero", "deepspeed"}:
+        facts["strategy"] = own["strategy"] if "strategy" in given else "zero"
+        facts.pop("shard", None)
     fields |= sharding(facts, gpus, machines)
     if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
@@ -80,6 +85,17 @@ def training_flags(
     if "compile" not in fields:  # which no other trainer does by itself
         words.append("--no-compile")
     return [*words, *user], fields
+
+
+def _without_companion(reading: Reading, given: set[str]) -> None:
+    """Refuse a config that leaves its sharding to a file that is not here, where no flag says it:
+    without, DDP would be planned, and does not fit where the run does."""
+    absent = str(reading.facts["absent"])
+    if not given & {"strategy", "zero", "deepspeed"}:
+        raise UserError(
+            f"{reading.source.path}: {absent}: give it to --from, too, or give --strategy or --zero"
+        )
+    reading.left_out.append(absent)
 
 
 def _ask(reading: Reading, given: set[str], own: Mapping[str, Any]) -> None:

@@ -179,9 +179,7 @@ def _read_companions(
         if path is None and Path(str(named)).name in given:
             continue
         if path is None:
-            reading.left_out.append(
-                f"{what} {one_line(str(named), 60)}: not beside this file: give it to --from, too"
-            )
+            reading.facts["absent"] = f"{what} {one_line(str(named), 60)}: not beside this file"
             continue
         if path.resolve() in seen:
             raise WrongValue(

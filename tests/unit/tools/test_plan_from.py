@@ -388,7 +388,7 @@ def test_a_short_config_of_transformers_is_read_and_two_precisions_are_refused(
 def test_a_file_that_is_named_by_its_place_elsewhere_is_found_beside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Or among the files that are given; where it is neither, the plan says so."""
+    """Or among the files that are given; where it is neither, a flag says the sharding."""
     (tmp_path / "there").mkdir()
     config, stage = tmp_path / "run.yaml", tmp_path / "zero.json"
     config.write_text(
@@ -401,8 +401,10 @@ def test_a_file_that_is_named_by_its_place_elsewhere_is_found_beside(
     assert main(["--from", str(config), *planned]) == 0
     assert "zero_optimization.stage: 2" in capsys.readouterr().out
     stage.rename(elsewhere)
-    assert main(["--from", str(config), *planned]) == 0
-    assert "zero.json: not beside this file: give it to --from, too" in capsys.readouterr().out
+    assert main(["--from", str(config), *planned]) == 2
+    assert "zero.json: not beside this file: give it to --from, too" in capsys.readouterr().err
+    assert main(["--from", str(config), *planned, "--zero", "3"]) == 0
+    assert "zero.json: not beside this file" in capsys.readouterr().out
     assert main(["--from", str(config), str(elsewhere), *planned]) == 0
     said = capsys.readouterr().out
     assert "zero_optimization.stage: 2" in said
