@@ -27,6 +27,7 @@ from launcher.util.flags import (
     YEAR_S,
     OptionParser,
     flag,
+    is_number,
     require_range,
     split_options,
     usable_path,
@@ -210,11 +211,12 @@ def _check_axis(where: str, key: Any, values: Sequence[Any]) -> None:
     """Refuse a key or value that is invalid in any combination."""
     if key in OURS:
         raise UserError(f"{where}: {key} is not for a grid, each cell has its own run folder")
-    seen = set()
+    seen: set[str | float] = set()
     for value in map(str, values):
-        if value in seen:
+        same = float(value) if is_number(value, float) else value
+        if same in seen:
             raise UserError(f"{where} {key}: {value} is given twice, leave one out")
-        seen.add(value)
+        seen.add(same)
     for value in values:
         with naming(f"{where} {key}={value}:"):
             _check_value(str(key), value)

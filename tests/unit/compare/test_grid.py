@@ -110,6 +110,7 @@ def test_hybrid_needs_groups_of_more_than_one() -> None:
         (["precision=bf17"], [], "--precision bf17 must be one of auto, fp32, tf32, bf16"),
         (["model=gpt5"], [], "'gpt5' is unknown"),
         (["micro_batch=8,8"], [], "8 is given twice"),
+        (["lr=1e-3,0.001"], [], "0.001 is given twice"),
         (["lr=1e-3", "lr=1e-4"], [], "lr is given twice"),
         (["strategy"], [], "write KEY=VALUE,VALUE"),
         (["micro_batch="], [], "write KEY=VALUE,VALUE"),
