@@ -169,9 +169,6 @@ def test_a_damaged_file_is_one_sentence(
     path.write_text(DAMAGED[name])
     code = main(["--from", str(path), "--gpu", "A10G"])
     said = capsys.readouterr()
-    if name == "escape.yaml":  # planned without it
-        assert "not taken into account: deepspeed ../../etc/x.json" in said.out
-        return
     assert code == 2
     assert said.err.startswith("shardscale: ")
     assert said.err.count("\n") == 1
