@@ -177,20 +177,28 @@ def _export(model: Stored | Merged, options: ExportOptions) -> str:
         f"exported {checkpoint.path} to {options.out}: {which_step(checkpoint)}; "
         f"{count:,} parameters, {options.dtype}, {description}"
     )
-    return "\n".join([line, *_base_notes(checkpoint, options)])
+    return "\n".join([line, *_adapter_notes(model, options)])
 
 
-def _base_notes(checkpoint: Checkpoint, options: ExportOptions) -> list[str]:
-    """Return what PEFT needs to load an adapter whose base is no folder of transformers."""
-    base = checkpoint.extra.get("base")
-    if not options.adapter or base is None or base.path is None:
+def _adapter_notes(model: Stored | Merged, options: ExportOptions) -> list[str]:
+    """Return what PEFT does not know of the base of an adapter."""
+    if not options.adapter:
         return []
-    if (Path(base.path) / HF_CONFIG).is_file():
-        return []
+    notes, kind = [], model.config.quantize_base
+    if kind != "none":
+        notes.append(
+            f"they were trained beside weights in {kind}, and PEFT puts them beside the base as it "
+            "is on disk, which computes something else: --merge exports the weights as trained"
+        )
+    assert model.checkpoint is not None
+    base = model.checkpoint.extra.get("base")
+    if base is None or base.path is None or (Path(base.path) / HF_CONFIG).is_file():
+        return notes
     return [
+        *notes,
         f"its base {base.path} is a run's checkpoint, which PEFT cannot load: shardscale export "
         f"{shlex.quote(base.path)} --out FOLDER, and write FOLDER as {BASE_FIELD} in "
-        f"{options.out / ADAPTER_CONFIG}"
+        f"{options.out / ADAPTER_CONFIG}",
     ]
 
 

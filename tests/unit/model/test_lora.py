@@ -387,7 +387,9 @@ def test_adapters_beside_a_bf16_base_go_to_peft_and_back_without_loss(
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path: Path) -> None:
+def test_what_is_merged_is_what_adapters_were_trained_beside(
+    kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shape = {**LLAMA, "d_model": 64, "d_ff": 128}
     config = ModelConfig(**shape, lora=LORA, quantize_base=kind)
     model = drawn(config, b_std=0.1).eval()
@@ -401,6 +403,8 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(kind: Any, tmp_path
                 parameter.copy_(plain.read(name))
     tokens = torch.arange(32)[None]
     torch.testing.assert_close(merged(tokens), model(tokens), rtol=1e-4, atol=1e-4)
+    assert export.main([str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--adapter"]) == 0
+    assert f"trained beside weights in {kind}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
