@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,11 @@ from launcher.data.files import HUB_PREFIX
 from launcher.parallel.world import World, number_of
 from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
 from launcher.util.errors import ExitCode, UserError
-from launcher.util.files import FolderLock
+from launcher.util.files import FolderLock, nearest_existing
 from launcher.util.processes import BY_ANY_TORCHRUN
 
 AUTO = Path("auto")
+SHARED_WITHIN_S = 15.0
 Announce = Callable[[RunFolder], None]
 
 
@@ -155,7 +157,24 @@ def open_folder(
     refusal = world.agreed(begun)
     if refusal is not None:
         raise refusal
+    if world.size > world.local_size:
+        _check_shared(path, world)
     return folder, resume
+
+
+def _check_shared(out: Path, world: World) -> None:
+    """Refuse a folder that another node does not see, whose ranks could save nothing there."""
+    until_s = time.monotonic() + SHARED_WITHIN_S
+    while not (found := (out / "config.yaml").exists()) and time.monotonic() < until_s:
+        time.sleep(0.1)
+        os.listdir(nearest_existing(out))  # NFS asks its server anew where a folder is opened
+    nodes = world.gathered(None if found else socket.gethostname())
+    rank = next((rank for rank, node in enumerate(nodes) if node), None)
+    if rank is not None:
+        raise UserError(
+            f"--out {out}: rank {rank} ({nodes[rank]}) does not see this folder of rank 0: give a "
+            "place on a file system that all nodes share"
+        )
 
 
 def _begin(

@@ -269,28 +269,50 @@ def test_nodes_that_are_started_differently_are_rejected(
     second: tuple[str, ...], difference: str, text: Path, tmp_path: Path
 ) -> None:
     """Each would compute its own gradients correctly, and train on their mean."""
-    flags = (*MODEL_FLAGS, f"--data={text}", "--strategy=ddp", "--report-to=none", "--steps=2")
-    command = [sys.executable, "-m", "launcher.train", *flags, f"--out={tmp_path / 'run'}"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     other = text.read_text(encoding="utf-8").swapcase()
     (tmp_path / "other.txt").write_text(other, encoding="utf-8")
-    nodes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    nodes |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [*command, *(second if rank == "1" else ())],
-            cwd=tmp_path,
-            env=environment(**nodes, RANK=rank),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    for rank in ranks:
-        _, said = rank.communicate(timeout=120)
-        assert rank.returncode == REFUSED
+    for said in refused_on_two_nodes(text, (tmp_path, tmp_path), second):
         assert said.count("shardscale: rank 1 (") == 1
         assert difference in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_another_node_does_not_see_is_rejected(text: Path, tmp_path: Path) -> None:
+    """As on a disk of each node's own: rank 1 could save nothing."""
+    nodes = (tmp_path / "node0", tmp_path / "node1")
+    for said in refused_on_two_nodes(text, nodes):
+        assert said.startswith("shardscale: --out run: rank 1 (")
+        assert said.endswith("give a place on a file system that all nodes share\n")
+    assert [path.name for path in nodes[1].iterdir()] == []
+
+
+def refused_on_two_nodes(
+    text: Path, folders: tuple[Path, Path], second: tuple[str, ...] = ()
+) -> list[str]:
+    """Start a rank in each folder; return what they say, which must end with exit code 2.
+
+    Args:
+        second: flags of rank 1 alone.
+    """
+    flags = (*MODEL_FLAGS, f"--data={text}", "--strategy=ddp", "--report-to=none", "--steps=2")
+    command = [sys.executable, "-m", "launcher.train", *flags, "--out=run"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    nodes |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir(exist_ok=True)
+        ranks.append(
+            subprocess.Popen(
+                [*command, *(second if rank else ())],
+                cwd=folder,
+                env=environment(**nodes, RANK=str(rank)),
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [REFUSED] * 2, said
+    return said
