@@ -19,7 +19,7 @@ def run_with_others(run: Any, args: Any) -> None:
     """Run torch's agent, and say where it waits for other nodes while it has no ranks.
 
     Raises:
-        Failure: the nodes did not meet.
+        Failure: the nodes did not meet, or have lost each other.
     """
     from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -27,22 +27,26 @@ def run_with_others(run: Any, args: Any) -> None:
     if args.nnodes in ("1", "1:1"):
         run.run(args)
         return
-    ended = threading.Event()
-    threading.Thread(target=_say_when_alone, args=(args, ended), daemon=True).start()
+    ended, met = threading.Event(), threading.Event()
+    threading.Thread(target=_say_when_alone, args=(args, ended, met), daemon=True).start()
     try:
         run.run(args)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        reason = str(error).partition("\n")[0] or "the time for it is over"
-        raise Failure(f"{_meeting(args, 'did not meet')} ({one_line(reason)})") from None
+        reason = one_line(str(error).partition("\n")[0] or "the time for it is over")
+        if met.is_set():
+            raise Failure(f"another node of --nnodes {args.nnodes} is gone ({reason})") from None
+        raise Failure(f"{_meeting(args, 'did not meet')} ({reason})") from None
     finally:
         ended.set()
 
 
-def _say_when_alone(args: Any, ended: threading.Event) -> None:
-    """Say it once for each time that the agent has had no ranks for a while."""
+def _say_when_alone(args: Any, ended: threading.Event, met: threading.Event) -> None:
+    """Say it once for each time that the agent has had no ranks for a while; `met` is set by its
+    first ones."""
     alone_s = 0.0
     while not ended.wait(LOOK_EVERY_S):
-        has_ranks = bool(running_ranks())
+        if has_ranks := bool(running_ranks()):
+            met.set()
         if has_ranks and args.max_restarts == 0:
             return  # when they have ended, torch awaits the ends of the others
         alone_s = 0.0 if has_ranks else alone_s + LOOK_EVERY_S
