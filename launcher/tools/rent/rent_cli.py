@@ -14,6 +14,7 @@ from launcher.forecast.cluster import choices_on, find_cluster
 from launcher.forecast.evaluation import Search, evaluate
 from launcher.forecast.order import best_first
 from launcher.forecast.plan_cli import ProgressLine, parse_options
+from launcher.measure.hardware import gpu_named
 from launcher.tools.rent.prices import OWN, Offer, Prices, read_prices
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import OptionParser, require_range, split_options
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     prices = read_prices(options.prices or OWN)
     places = list(_places(prices, rest))
     if not places:
-        raise UserError(f"--prices {prices.path}: has no offer of what was asked for")
+        raise _no_offer(prices, rest)
     found, not_fitting = _planned(places, prices, options, rest)
     late = [each for each in found if each.in_time(options.deadline_hours) == "late"]
     ranked = [each for each in found if each not in late]
@@ -108,14 +109,26 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _places(prices: Prices, rest: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield the GPUs and numbers that are offered, in the order of the file."""
-    only = {"--gpu": None, "--gpus": None} | _given(rest)
+    given = _given(rest)
+    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
     seen = set()
     for offer in prices.offers:
         for count in offer.gpus:
-            wanted = only["--gpu"] in (None, offer.gpu) and only["--gpus"] in (None, str(count))
+            wanted = gpu in (None, offer.gpu) and given.get("--gpus") in (None, str(count))
             if wanted and (offer.gpu, count) not in seen:
                 seen.add((offer.gpu, count))
                 yield offer.gpu, count
+
+
+def _no_offer(prices: Prices, rest: Sequence[str]) -> UserError:
+    """Name what was asked for and what is offered: numbers of that GPU, or other GPUs."""
+    given = _given(rest)
+    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
+    counts = {n for offer in prices.offers if offer.gpu == gpu for n in offer.gpus}
+    names = dict.fromkeys(offer.gpu for offer in prices.offers)
+    offered = f"--gpus {' or '.join(map(str, sorted(counts)))}" if counts else ", ".join(names)
+    asked = " ".join(f"{name} {value}" for name, value in given.items())
+    return UserError(f"{asked}: --prices {prices.path.name} has no such offer: it has {offered}")
 
 
 def _given(rest: Sequence[str]) -> dict[str, str]:

@@ -98,3 +98,19 @@ def test_a_wrong_price_is_named(
 def test_missing_tokens_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--rent", *MODEL]) == 2
     assert "--rent needs the tokens to train on: give --tokens 2e9" in capsys.readouterr().err
+
+
+def test_a_gpu_is_asked_for_in_any_capitals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one that has no offer is named, beside those that have."""
+    path = prices(tmp_path, ("H100", "a", 3.0, "[2]"), ("L4", "a", 0.1, "[2]"))
+    assert [each["gpu"] for each in records(path, capsys, "--gpu", "h100")] == ["H100"]
+    asked = ["--rent", "--tokens", "1e9", "--prices", str(path), *MODEL, "--gpu"]
+    assert main([*asked, "h100", "--gpus", "4"]) == 2
+    said = "--gpu h100 --gpus 4: --prices prices.yaml has no such offer: it has --gpus 2\n"
+    assert capsys.readouterr().err == f"shardscale: {said}"
+    assert main([*asked, "T4"]) == 2
+    assert "--gpu T4: --prices prices.yaml has no such offer: it has H100, L4" in (
+        capsys.readouterr().err
+    )
