@@ -125,7 +125,7 @@ def _bash(flags: dict[str, Flags], *, zsh: bool) -> str:
 
 def _fish(flags: dict[str, Flags]) -> str:
     lines = [
-        f"complete -c shardscale -n __fish_use_subcommand -fa {verb} -d '{what}'"
+        f'complete -c shardscale -n __fish_use_subcommand -fa {verb} -d "{what}"'
         for verb, (_, what) in VERBS.items()
     ]
     within = "complete -c shardscale -n '__fish_seen_subcommand_from {}'"

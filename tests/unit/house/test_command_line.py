@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -123,10 +124,14 @@ def test_fish_gets_a_line_for_each_verb_and_flag(flags: dict[str, completion.Fla
         "-xa 'cosine linear constant wsd'" in lines
     )
     assert any(line.startswith("complete -c torchrun -n ") for line in lines)
+    assert all(shlex.split(line)[0] == "complete" for line in lines)  # every quote is closed
     if shutil.which("fish"):
         text = "\n".join([*lines, "complete -C 'shardscale train --schedule w'"])
         done = subprocess.run(["fish", "-c", text], capture_output=True, text=True, timeout=60)
         assert (done.stdout.strip(), done.stderr) == ("wsd", "")
+        text = "\n".join([*lines, "complete -C 'shardscale swe'"])
+        done = subprocess.run(["fish", "-c", text], capture_output=True, text=True, timeout=60)
+        assert (done.stdout.split()[0], done.stderr) == ("sweep", "")
 
 
 @pytest.mark.parametrize("argv", [[], ["tcsh"], ["bash", "zsh"]])
