@@ -176,7 +176,7 @@ def test_an_exception_on_one_rank(
 
 def test_a_rank_that_hangs(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = broken_run(text, out, "--collective-timeout-s=5", fault="hang", rank=1)
+    done = broken_run(text, out, "--collective-timeout-s=20", fault="hang", rank=1)
     assert done.returncode == FAILED
     assert done.stderr.count("Traceback (most recent call last)") == 1
     status = status_of(out)
