@@ -38,7 +38,7 @@ with importing():
     from launcher.parallel.world import OWN_AGENT
     from launcher.run.agent_signals import LEFT_TO_TORCH, AgentSignals
     from launcher.run.agreement import STOP_SIGNALS
-    from launcher.run.other_nodes import run_with_others
+    from launcher.run.other_nodes import run_agent
     from launcher.util.processes import for_children
 
 OUR_MODULE = "launcher.train"
@@ -209,7 +209,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
         kills, stop = Kills.read(), AgentSignals(folder, scratch)
         stop.install()
         try:
-            run_with_others(run, args)
+            run_agent(run, args)
         except ChildFailedError as error:
             with stop.tells:
                 return _how_ranks_failed(error, folder, stop, kills)

@@ -38,7 +38,7 @@ with importing():
     from launcher.strategies import strategy_of
     from launcher.strategies.build_inputs import BuildInputs
     from launcher.strategies.engine import Engine, train_step
-    from launcher.util.errors import ExitCode, UserError
+    from launcher.util.errors import ExitCode, Failure, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -87,7 +87,7 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
             needs_group=strategy_of(config).needs_group,
             expandable_segments=prepared.resolved.expandable_segments,
         )
-    except UserError as error:
+    except (UserError, Failure) as error:
         refuse(error, by_all=True)
     if world.size > 1:
         from launcher.run.same_start import check_same_start

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.parallel.meeting import stay_on_this_node, store_of_ranks
-from launcher.util.errors import UserError
+from launcher.util.errors import Failure, UserError, one_line
 from launcher.util.flags import is_number
 from launcher.util.startup import allocator_variable, importing
 
@@ -150,6 +150,7 @@ def start(
 
     Raises:
         UserError: the environment does not say where ranks meet.
+        Failure: other ranks did not join in time.
     """
     place = place_from_environment()
     if place.size > 1 or "RANK" in os.environ:
@@ -174,13 +175,24 @@ def start(
     # So many last collectives are remembered, for the report of one that hangs.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")
     if place.size > 1 or needs_group:
-        timeout = datetime.timedelta(seconds=timeout_s)
         if place.size == 1:  # DeepSpeed asks the environment, too
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         if place.size in (1, place.local_size):
             stay_on_this_node()
+        _join(place, device, timeout_s)
+    return World(**dataclasses.asdict(place), device=device)
+
+
+def _join(place: RankInfo, device: torch.device, timeout_s: float) -> None:
+    """Join the process group.
+
+    Raises:
+        Failure: other ranks did not join in time.
+    """
+    timeout = datetime.timedelta(seconds=timeout_s)
+    try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store_of_ranks(
                 place.rank,
                 place.size,
@@ -190,9 +202,15 @@ def start(
             rank=place.rank,
             world_size=place.size,
             timeout=timeout,
-            device_id=device if device_type == "cuda" else None,
+            device_id=device if device.type == "cuda" else None,
         )
-    return World(**dataclasses.asdict(place), device=device)
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        reason = str(error).partition("\n")[0]
+        raise Failure(
+            f"rank {place.rank}: not all of {place.size} ranks have joined within "
+            f"--collective-timeout-s {timeout_s:g}: start all of them, or give more seconds "
+            f"({one_line(reason)})"
+        ) from None
 
 
 def expand_segments() -> None:

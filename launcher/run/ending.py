@@ -104,11 +104,13 @@ class Ending:
             self.session.agreement.stop_requested = True  # all ranks end at the same step
 
 
-def refuse(error: UserError, *, by_all: bool = False) -> NoReturn:
-    """Print the sentence once per node (`by_all`: on each rank) and end with exit code 2."""
+def refuse(error: UserError | Failure, *, by_all: bool = False) -> NoReturn:
+    """Print the sentence once per node (`by_all`: on each rank) and end with exit code 2, or 4
+    for a failure."""
     if by_all or os.environ.get("LOCAL_RANK", "0") == "0":
         _say(str(error))
-    leave(ExitCode.REFUSED, together=False)
+    code = ExitCode.FAILED if isinstance(error, Failure) else ExitCode.REFUSED
+    leave(code, together=False)
 
 
 @contextlib.contextmanager

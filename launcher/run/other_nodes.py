@@ -1,6 +1,6 @@
-"""What an agent says about other nodes that do not come, which torch awaits for minutes in silence.
+"""Report nodes that do not join the rendezvous: torch waits for them for minutes without output.
 
-Without it, a node that was never started, a wrong address and a firewall all look like a hang.
+A node that was never started, a wrong address and a firewall would all look like a hang.
 """
 
 import ipaddress
@@ -11,15 +11,15 @@ from typing import Any
 from launcher.run.agent_signals import running_ranks
 from launcher.util.errors import Failure, one_line
 
-SILENT_S = 15.0  # nodes of one job start within seconds of each other
-LOOK_EVERY_S = 1.0
+REPORT_AFTER_S = 15.0  # nodes of one job start within seconds of each other
+CHECK_EVERY_S = 1.0
 
 
-def run_with_others(run: Any, args: Any) -> None:
-    """Run torch's agent, and say where it waits for other nodes while it has no ranks.
+def run_agent(run: Any, args: Any) -> None:
+    """Run torch's agent, and report once where it waits for other nodes.
 
     Raises:
-        Failure: the nodes did not meet, or have lost each other.
+        Failure: a node did not join the rendezvous, or left it.
     """
     from torch.distributed import DistNetworkError, DistStoreError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -27,35 +27,35 @@ def run_with_others(run: Any, args: Any) -> None:
     if args.nnodes in ("1", "1:1"):
         run.run(args)
         return
-    ended, met = threading.Event(), threading.Event()
-    threading.Thread(target=_say_when_alone, args=(args, ended, met), daemon=True).start()
+    ended, joined = threading.Event(), threading.Event()
+    threading.Thread(target=_report_waiting, args=(args, ended, joined), daemon=True).start()
     try:
         run.run(args)
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        reason = one_line(str(error).partition("\n")[0] or "the time for it is over")
-        if met.is_set():
+        reason = one_line(str(error).partition("\n")[0] or "timed out")
+        if joined.is_set():
             raise Failure(f"another node of --nnodes {args.nnodes} is gone ({reason})") from None
-        raise Failure(f"{_meeting(args, 'did not meet')} ({reason})") from None
+        raise Failure(f"{_described(args, 'did not join')} ({reason})") from None
     finally:
         ended.set()
 
 
-def _say_when_alone(args: Any, ended: threading.Event, met: threading.Event) -> None:
-    """Say it once for each time that the agent has had no ranks for a while; `met` is set by its
-    first ones."""
+def _report_waiting(args: Any, ended: threading.Event, joined: threading.Event) -> None:
+    """Print a line for each time that the agent has had no ranks for `REPORT_AFTER_S`; set
+    `joined` when it first has ranks."""
     alone_s = 0.0
-    while not ended.wait(LOOK_EVERY_S):
+    while not ended.wait(CHECK_EVERY_S):
         if has_ranks := bool(running_ranks()):
-            met.set()
+            joined.set()
         if has_ranks and args.max_restarts == 0:
-            return  # when they have ended, torch awaits the ends of the others
-        alone_s = 0.0 if has_ranks else alone_s + LOOK_EVERY_S
-        if SILENT_S <= alone_s < SILENT_S + LOOK_EVERY_S:
-            print(f"shardscale: {_meeting(args, 'waits for')}", file=sys.stderr, flush=True)
+            return  # torch's exit barrier waits for other nodes' ranks, too
+        alone_s = 0.0 if has_ranks else alone_s + CHECK_EVERY_S
+        if REPORT_AFTER_S <= alone_s < REPORT_AFTER_S + CHECK_EVERY_S:
+            print(f"shardscale: {_described(args, 'waits for')}", file=sys.stderr, flush=True)
 
 
-def _meeting(args: Any, does: str) -> str:
-    """Describe the meeting, and what to look at."""
+def _described(args: Any, does: str) -> str:
+    """Name the endpoint of the rendezvous, and what to check."""
     if args.rdzv_backend == "static":
         # With an endpoint torch ignores the other two.
         place = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port or 29500}"

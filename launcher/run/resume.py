@@ -31,7 +31,7 @@ from launcher.util.files import FolderLock, nearest_existing
 from launcher.util.processes import BY_ANY_TORCHRUN
 
 AUTO = Path("auto")
-SHARED_WITHIN_S = 15.0
+SHARED_WITHIN_S = 15.0  # most seconds until a shared file system shows a new folder to all nodes
 Announce = Callable[[RunFolder], None]
 
 
@@ -146,7 +146,7 @@ def open_folder(
     is called before anything is written.
 
     Raises:
-        UserError: on all ranks, when the folder is another run's, or cannot be written to.
+        UserError: on all ranks; another run's folder, not writable, or not seen by every node.
     """
     out = resolved.config.loop.out or default_run_folder(resolved)
     path, resume = world.agreed((out, resume))
@@ -154,8 +154,7 @@ def open_folder(
     announce(folder)
     agents = world.gathered(agent_id())
     begun = _begin(folder, resume, resolved, tokenizer_file, agents) if world.is_main else None
-    refusal = world.agreed(begun)
-    if refusal is not None:
+    if (refusal := world.agreed(begun)) is not None:
         raise refusal
     if world.size > world.local_size:
         _check_shared(path, world)
@@ -163,18 +162,22 @@ def open_folder(
 
 
 def _check_shared(out: Path, world: World) -> None:
-    """Refuse a folder that another node does not see, whose ranks could save nothing there."""
+    """Reject a folder that another node does not see: its ranks could save nothing there."""
     until_s = time.monotonic() + SHARED_WITHIN_S
-    while not (found := (out / "config.yaml").exists()) and time.monotonic() < until_s:
+    while not (found := _sees(out)) and time.monotonic() < until_s:
         time.sleep(0.1)
         os.listdir(nearest_existing(out))  # NFS asks its server anew where a folder is opened
-    nodes = world.gathered(None if found else socket.gethostname())
-    rank = next((rank for rank, node in enumerate(nodes) if node), None)
-    if rank is not None:
-        raise UserError(
-            f"--out {out}: rank {rank} ({nodes[rank]}) does not see this folder of rank 0: give a "
-            "place on a file system that all nodes share"
-        )
+    for rank, node in enumerate(world.gathered(None if found else socket.gethostname())):
+        if node is not None:
+            raise UserError(
+                f"--out {out}: rank {rank} ({node}) does not see this folder of rank 0: give a "
+                "place on a file system that all nodes share"
+            )
+
+
+def _sees(out: Path) -> bool:
+    """Return whether this launch's run is there; a node's own disk may hold an earlier run."""
+    return (out / "config.yaml").exists() and not is_of_another_launch(out)
 
 
 def _begin(

@@ -286,6 +286,27 @@ def test_a_folder_that_another_node_does_not_see_is_rejected(text: Path, tmp_pat
     assert [path.name for path in nodes[1].iterdir()] == []
 
 
+def test_a_rank_whose_others_do_not_join_ends_with_one_sentence(text: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    flags = (*MODEL_FLAGS, f"--data={text}", "--strategy=ddp", "--collective-timeout-s=2")
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.train", *flags, f"--out={tmp_path / 'run'}"],
+        env=environment(
+            **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == FAILED
+    assert "shardscale: rank 0: not all of 2 ranks have joined within " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def refused_on_two_nodes(
     text: Path, folders: tuple[Path, Path], second: tuple[str, ...] = ()
 ) -> list[str]:

@@ -63,7 +63,8 @@ def training_flags(
         _ask(reading, given, own)
     if given & {"strategy", "zero", "deepspeed"}:
         facts["strategy"] = own["strategy"] if "strategy" in given else "zero"
-        facts.pop("shard", None)
+        for name in ("shard", "sharding of several"):
+            facts.pop(name, None)
     fields |= sharding(facts, gpus, machines)
     if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
@@ -88,8 +89,8 @@ def training_flags(
 
 
 def _without_companion(reading: Reading, given: set[str]) -> None:
-    """Refuse a config that leaves its sharding to a file that is not here, where no flag says it:
-    without, DDP would be planned, and does not fit where the run does."""
+    """Reject a config whose sharding is in a file that is not here, unless a flag gives it: DDP
+    would be planned, and not fit where the run does."""
     absent = str(reading.facts["absent"])
     if not given & {"strategy", "zero", "deepspeed"}:
         raise UserError(

@@ -195,17 +195,17 @@ def test_help_of_the_trainer_is_shown_once(tmp_path: Path) -> None:
     [
         (
             "--node-rank 1 --master-addr 127.0.0.1 --master-port {port} --rdzv-conf timeout=4",
-            "node 1 did not meet the other nodes of --nnodes 2 at 127.0.0.1:{port}, which is this "
+            "node 1 did not join the other nodes of --nnodes 2 at 127.0.0.1:{port}, which is this "
             "node alone: give --master-addr an address that all nodes reach",
         ),
         (
             "--rdzv-backend c10d --rdzv-conf read_timeout=3 --rdzv-endpoint 0.0.0.0:{port}",
-            "this node did not meet the other nodes of --nnodes 2 at 0.0.0.0:{port}: start each "
+            "this node did not join the other nodes of --nnodes 2 at 0.0.0.0:{port}: start each "
             "with the same --rdzv-endpoint and --rdzv-id, and let them reach that port",
         ),
     ],
 )
-def test_nodes_that_do_not_come_are_one_sentence(tmp_path: Path, options: str, says: str) -> None:
+def test_nodes_that_do_not_join_are_one_sentence(tmp_path: Path, options: str, says: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
     options, says = options.replace("{port}", port), says.replace("{port}", port)
@@ -219,11 +219,11 @@ def test_nodes_that_do_not_come_are_one_sentence(tmp_path: Path, options: str, s
 def test_a_node_says_that_it_waits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(other_nodes, "SILENT_S", 0.1)
-    monkeypatch.setattr(other_nodes, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(other_nodes, "REPORT_AFTER_S", 0.1)
+    monkeypatch.setattr(other_nodes, "CHECK_EVERY_S", 0.05)
     options = "--nnodes 2 --node-rank 1 --master-addr node0 --master-port 29500"
     args = read_options([*options.split(), "-m", "launcher.train"])
-    other_nodes.run_with_others(SimpleNamespace(run=lambda _: time.sleep(0.5)), args)
+    other_nodes.run_agent(SimpleNamespace(run=lambda _: time.sleep(0.5)), args)
     says = "shardscale: node 1 waits for the other nodes of --nnodes 2 at node0:29500: start each "
     assert capsys.readouterr().err.count(says) == 1
 

@@ -11,6 +11,7 @@ from launcher.parallel.world import choose_device
 from launcher.run.resume import (
     AUTO,
     Resume,
+    _sees,
     agent_id,
     check_launch,
     ended_out_of_memory,
@@ -190,3 +191,11 @@ def test_a_task_of_slurm_that_sees_its_own_gpu_only(
     else:
         with pytest.raises(UserError, match="4 ranks need 4 GPUs"):
             choose_device("auto", 4)
+
+
+def test_an_earlier_run_on_a_nodes_own_disk_is_not_the_shared_folder(tmp_path: Path) -> None:
+    assert not _sees(tmp_path / "none")
+    for agent, seen in (("another 1 2", False), (agent_id(), True)):
+        run = tmp_path / agent
+        RunFolder(run).begin({}, reopens=False, launch=launch_record([agent]))
+        assert _sees(run) == seen
