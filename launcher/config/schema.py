@@ -59,7 +59,8 @@ class DataChoice:
     data: str = "stdlib"
     """stdlib (the interpreter's own source text), a .txt/.jsonl/.parquet file or a folder of them,
     or hf:NAME[:CONFIG][@SPLIT], with [:2GB] behind it to download and read only that much text.
-    Lines of .jsonl hold a text, prompt and completion, or messages."""
+    Lines of .jsonl hold a text, prompt and completion, or messages. Files named train, validation
+    or test are those splits."""
     data_field: str = "text"
     """Field of .jsonl lines, or column of .parquet files and hf: datasets, that holds the text."""
     mask_prompt: bool | None = None

@@ -115,7 +115,9 @@ def open_corpus(
         for name in SPLITS
     }
     for name, split in splits.items():
-        _require_a_sequence(split, name, data, seq_len)
+        own = meta.named_splits and not isinstance(source, Files)
+        hint = ", or add @train to the name, to split that" if own else ""
+        _require_a_sequence(split, name, data, seq_len, hint)
     path = directory / TOKENIZER_FILE
     return Corpus(
         **splits,
@@ -191,6 +193,8 @@ def _open_split(
 ) -> Split:
     def mapped(kind: Kind, dtype: str) -> np.ndarray:
         path = split_file(directory, name, kind)
+        if path.stat().st_size == 0:  # an empty file cannot be mapped
+            return np.zeros(0, np.dtype(dtype))
         # Slices of a memmap are slower than those of a view.
         return np.memmap(path, dtype=np.dtype(dtype), mode="r").view(np.ndarray)
 
@@ -201,16 +205,17 @@ def _open_split(
     )
 
 
-def _require_a_sequence(split: Split, name: str, data: str, seq_len: int) -> None:
+def _require_a_sequence(split: Split, name: str, data: str, seq_len: int, hint: str) -> None:
     if split.window_count(seq_len) < 1:
         raise UserError(
             f"the {name} split of --data {data} holds {len(split.tokens)} tokens, fewer than one "
-            f"sequence of --seq-len {seq_len} + 1: give more text or a shorter --seq-len"
+            f"sequence of --seq-len {seq_len} + 1: give more text or a shorter --seq-len{hint}"
         )
     if split.sequence_count(seq_len) < 1:
         raise UserError(
             f"the {name} split of --data {data} has no token to learn in its sequences of "
             f"--seq-len {seq_len}: give more examples, or --no-mask-prompt to learn prompts too"
+            f"{hint}"
         )
 
 
@@ -237,12 +242,17 @@ def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> st
     # The train split is 80%: less than half of the text means that the sample was capped.
     if 0 < meta.sample_bytes < meta.text_bytes // 2:
         name += f", trained on {meta.sample_bytes / 1e6:.0f} MB of it"
-    tokens = sum(meta.tokens.values())
-    learned = sum(meta.learned.values()) if masked and meta.learned is not None else tokens
+    # One held-out split may serve as both.
+    once = SPLITS if sum(meta.split_documents.values()) == meta.documents else SPLITS[:2]
+    tokens = sum(meta.tokens[split] for split in once)
+    learned = tokens
+    if masked and meta.learned is not None:
+        learned = sum(meta.learned[split] for split in once)
     share = "" if learned == tokens else f", {learned / tokens:.0%} of them learned"
     return (
         f"{source.label}{holds}: {meta.documents:,} documents, {_amount(meta.text_bytes)}B, "
         f"{_amount(tokens)} tokens ({name}){share}"
+        + (", in splits of its own" if meta.named_splits else "")
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from launcher.data.files import (
     end_token_beside,
     split_file,
 )
-from launcher.data.formats import Document, documents
+from launcher.data.formats import Document
 from launcher.data.hub import save_beside
 from launcher.data.sources import Source
+from launcher.data.splits import SPLIT_SEED, InSplits, read_in_splits
 from launcher.data.tokenizer import (
     Encoder,
     FastEncoder,
@@ -38,7 +40,6 @@ from launcher.util.errors import UserError
 
 BPE_SAMPLE_BYTES = 64_000_000
 
-_SPLIT_SEED = 80_10_10
 _BATCH_BYTES = 2_000_000
 
 
@@ -50,20 +51,6 @@ class Survey:
     text_bytes: int
     sample: list[str]
     sample_bytes: int
-
-
-def split_of(document: int) -> str:
-    """Return the split of a document by its number: one of each ten is validation, another test.
-
-    A pure function of the number, so that a stream needs no count in advance. The first ten draw
-    from their first three, so that three documents are enough for three splits.
-    """
-    block, position = divmod(document, 10)
-    digest = hashlib.sha256(f"{_SPLIT_SEED} {block}".encode()).digest()
-    places = 3 if block == 0 else 10
-    validation = digest[0] % places
-    test = (validation + 1 + digest[1] % (places - 1)) % places
-    return {validation: "validation", test: "test"}.get(position, "train")
 
 
 def build_corpus(
@@ -79,13 +66,11 @@ def build_corpus(
         check_vocabulary(tokenizer, encoder.rows, vocab_size)
     form = source.form()
     read_example = None if form == "text" else example_reader(form, tokenizer, source.label)
-
-    def read() -> Iterator[Document]:
-        if read_example is not None:
-            return source.examples(form, read_example)
-        return map(Document, documents(source.texts()))
-
-    survey = take_survey(source.label, read(), BPE_SAMPLE_BYTES if train else 0, report)
+    read = partial(read_in_splits, source, form, read_example)
+    survey = take_survey(read(), BPE_SAMPLE_BYTES if train else 0, report)
+    named = bool(source.parts())
+    if not named:
+        _require_three(source.label, survey.documents)
     if encoder is None:
         size = f"{survey.sample_bytes / 1e6:.1f} MB"
         report(Progress(f"training a BPE tokenizer on {size}", 0, None))
@@ -116,9 +101,18 @@ def build_corpus(
         learned=None if form == "text" else learned,
         fingerprint=fingerprint,
         form=form,
+        named_splits=named,
         rows=max(encoder.rows, highest + 1),
     )
     (directory / META_FILE).write_text(json.dumps(asdict(meta), indent=1), encoding="utf-8")
+
+
+def _require_three(label: str, count: int) -> None:
+    if count < len(SPLITS):
+        raise UserError(
+            f"--data {label} has {count} documents, too few for {', '.join(SPLITS)}: "
+            f"give a longer text (a few kilobytes) or at least {len(SPLITS)} documents"
+        )
 
 
 def _keep_beside(tokenizer: str, encoder: Encoder, directory: Path) -> None:
@@ -130,9 +124,7 @@ def _keep_beside(tokenizer: str, encoder: Encoder, directory: Path) -> None:
         (directory / TOKENIZER_CONFIG_FILE).write_text(json.dumps(named), encoding="utf-8")
 
 
-def take_survey(
-    label: str, documents: Iterable[Document], sample_limit_bytes: int, report: Report
-) -> Survey:
+def take_survey(documents: Iterable[InSplits], sample_limit_bytes: int, report: Report) -> Survey:
     """Count the documents and pick training text for BPE, evenly over the train split.
 
     A document is sampled when its random number is below `rate`, which is halved whenever the
@@ -141,11 +133,11 @@ def take_survey(
     count = text_bytes = sample_bytes = 0
     rate = 1.0
     sample: list[tuple[float, int, str]] = []
-    for number, (text, *_) in enumerate(documents):
+    for number, (splits, (text, *_)) in enumerate(documents):
         size = len(text.encode())
         count, text_bytes = count + 1, text_bytes + size
         report(Progress("reading", text_bytes, None))
-        if split_of(number) != "train" or (draw := _draw(number)) >= rate:
+        if "train" not in splits or (draw := _draw(number)) >= rate:
             continue
         sample.append((draw, size, text))
         sample_bytes += size
@@ -153,11 +145,6 @@ def take_survey(
             rate /= 2
             sample = [entry for entry in sample if entry[0] < rate]
             sample_bytes = sum(entry[1] for entry in sample)
-    if count < len(SPLITS):
-        raise UserError(
-            f"--data {label} has {count} documents, too few for {', '.join(SPLITS)}: "
-            f"give a longer text (a few kilobytes) or at least {len(SPLITS)} documents"
-        )
     return Survey(
         documents=count,
         text_bytes=text_bytes,
@@ -167,7 +154,7 @@ def take_survey(
 
 
 def _draw(document: int) -> float:
-    digest = hashlib.sha256(f"sample {_SPLIT_SEED} {document}".encode()).digest()
+    digest = hashlib.sha256(f"sample {SPLIT_SEED} {document}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
@@ -206,7 +193,7 @@ class _SplitWriter:
 
 def _write_tokens(
     directory: Path,
-    documents: Iterable[Document],
+    documents: Iterable[InSplits],
     encoder: Encoder,
     dtype: np.dtype[Any],
     *,
@@ -214,12 +201,13 @@ def _write_tokens(
     report: Callable[[int], None],
 ) -> tuple[dict[str, _SplitWriter], str]:
     writers = {s: _SplitWriter(directory, s, all_learned=all_learned) for s in SPLITS}
-    number = done_bytes = 0
+    done_bytes = 0
     for batch, size in _batches(documents):
         report(done_bytes)
-        for ids, learned in encode(encoder, batch):
-            writers[split_of(number)].add(ids.astype(dtype), learned)
-            number += 1
+        encoded = encode(encoder, [document for _, document in batch])
+        for (splits, _), (ids, learned) in zip(batch, encoded, strict=True):
+            for split in splits:
+                writers[split].add(ids.astype(dtype), learned)
         done_bytes += size
     content = [f"{split} {' '.join(writer.close())}" for split, writer in writers.items()]
     summary = " ".join([f"{encoder.vocab_size} {encoder.end_of_text} {dtype.name}", *content])
@@ -276,12 +264,12 @@ def _common_length(ids: np.ndarray, others: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else most
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[tuple[list[Document], int]]:
+def _batches(documents: Iterable[InSplits]) -> Iterator[tuple[list[InSplits], int]]:
     """Group documents by about 2 MB, enough to keep every core busy; yields also the bytes."""
-    group: list[Document] = []
+    group: list[InSplits] = []
     size = 0
-    for document in documents:
-        group.append(document)
+    for splits, document in documents:
+        group.append((splits, document))
         size += len(document.text.encode())
         if size >= _BATCH_BYTES:
             yield group, size

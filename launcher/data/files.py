@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,12 @@ from launcher.util.hub_cache import HUB_PREFIX as HUB_PREFIX
 
 TEXT_FIELD = "text"
 SPLITS = ("train", "validation", "test")
+_SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+_BETWEEN_WORDS = re.compile(r"[^a-z]+")
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -41,6 +48,26 @@ def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
         folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
         found += [Path(folder, name) for name in files if not name.startswith(".")]
     return sorted(found)
+
+
+def named_split(name: str) -> str | None:
+    """Return the split that a word of a name says, the first part of a path before the others
+    (`dev-00000-of-2.parquet` -> validation); None without such a word, or with several."""
+    for part in name.lower().split("/"):
+        said = {_SPLIT_NAMES[word] for word in _BETWEEN_WORDS.split(part) if word in _SPLIT_NAMES}
+        if said:
+            return said.pop() if len(said) == 1 else None
+    return None
+
+
+def shared_splits(named: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Named splits -> the splits of a corpus that each gives: a single held-out one gives both. {}
+    where they do not include training and held-out text."""
+    held_out = [split for split in SPLITS[1:] if split in named]
+    if "train" not in named or not held_out:
+        return {}
+    both = {held_out[0]: SPLITS[1:]} if len(held_out) == 1 else {s: (s,) for s in held_out}
+    return {"train": ("train",), **both}
 
 
 def hash_files(paths: Sequence[Path]) -> str:
@@ -149,6 +176,7 @@ class Meta:
     learned: dict[str, int] | None  # tokens to learn; None where all are
     fingerprint: str
     form: str = "text"  # of the examples; older folders lack it
+    named_splits: bool = False  # as the source has them; older folders lack it
     rows: int = 0  # of an embedding, that its tokens need; older folders lack it
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -20,6 +20,8 @@ from launcher.data.files import (
     field_key,
     hub_files,
     hub_key,
+    named_split,
+    shared_splits,
 )
 from launcher.data.formats import Document, Form, ReadExample, check_fields, form_of
 from launcher.util.errors import UserError
@@ -36,7 +38,8 @@ _UNREACHABLE: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubDataset:
-    """A dataset of the `datasets` library: the given split, else `train`, else the first.
+    """A dataset of the `datasets` library: the given split, else its own splits for training and
+    held-out text, else `train`, else the first, which is to be split.
 
     With `stream_bytes`, only that much text is read from the start, and no more is downloaded.
     """
@@ -82,9 +85,24 @@ class HubDataset:
 
     def content_key(self, memo_dir: Path) -> str:
         """Return the name, or a local folder's hash, with the part of it that is read."""
-        part = f" @{self.split}" if self.split else ""
+        part = f" @{self.split}" if self.split else "" if self.stream_bytes else " splits"
         part += f" first {self.stream_bytes}" if self.stream_bytes else ""
         return f"{hub_key(self.name)} {self.config}{part}{field_key(self.field)}"
+
+    def parts(self) -> dict[tuple[str, ...], HubDataset]:
+        """Return the dataset of each split, or of two that are the same; {} where one is to be
+        split. Loads the dataset.
+
+        Raises:
+            UserError: it cannot be loaded.
+        """
+        if self.split is not None or self.stream_bytes is not None:
+            return {}
+        named = {named_split(name): name for name in reversed(list(_load_all(self)))}
+        return {
+            splits: replace(self, label=f"{self.label}@{named[of]}", split=named[of])
+            for of, splits in shared_splits({of for of in named if of is not None}).items()
+        }
 
     def form(self) -> Form:
         """Return the form of the rows, by their columns; "text" where the field is named. Loads the
@@ -139,8 +157,16 @@ class HubDataset:
             yield from _load(self)
 
 
-@functools.lru_cache(maxsize=1)  # a build reads the documents twice
 def _load(source: HubDataset) -> Any:
+    found = _load_all(source)
+    if source.split is not None:
+        return found
+    return found["train"] if "train" in found else next(iter(found.values()))
+
+
+@functools.lru_cache(maxsize=4)  # a build reads the documents of each split twice
+def _load_all(source: HubDataset) -> Any:
+    """Load the dataset's split, or all of them by name where none is given."""
     if not source.local_files():
         go_offline_if_unreachable()
         # Checked before an import that takes seconds; a missing library comes first.
@@ -155,7 +181,7 @@ def _load(source: HubDataset) -> Any:
     streaming = source.stream_bytes is not None
     with _one_sentence(source, "loaded"):
         try:
-            found = datasets.load_dataset(
+            return datasets.load_dataset(
                 source.name, source.config, split=source.split, streaming=streaming
             )
         except datasets.exceptions.DatasetNotFoundError as error:
@@ -163,9 +189,6 @@ def _load(source: HubDataset) -> Any:
                 f"--data {source.label}: there is no dataset {source.name!r} on the Hugging Face "
                 "Hub, or it is private: check the name, or log in with `hf auth login`"
             ) from error
-    if source.split is not None:
-        return found
-    return found["train"] if "train" in found else next(iter(found.values()))
 
 
 def _found(library: str) -> bool:

@@ -11,7 +11,7 @@ import os
 import sysconfig
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,6 +21,8 @@ from launcher.data.files import (
     TEXT_FIELD,
     field_key,
     hash_files,
+    named_split,
+    shared_splits,
     stamps,
     unreadable,
     walk,
@@ -53,14 +55,25 @@ class Files:
     label: str
     files: tuple[Path, ...]
     field: str = TEXT_FIELD
+    splits: tuple[str, ...] = ()
+    """The split that the name of each file says; () where the text is to be split."""
 
     def local_files(self) -> tuple[Path, ...]:
         """List the files."""
         return self.files
 
     def content_key(self, memo_dir: Path) -> str:
-        """Hash the files, and add the field that is read."""
-        return self._hash(memo_dir) + field_key(self.field)
+        """Hash the files, and add the splits and the field that are read."""
+        return " ".join([self._hash(memo_dir), *self.splits]) + field_key(self.field)
+
+    def parts(self) -> dict[tuple[str, ...], Files]:
+        """Return the files of each split, or of two that are the same; {} where the text is to be
+        split."""
+        named = list(zip(self.splits, self.files, strict=True)) if self.splits else []
+        return {
+            splits: replace(self, files=tuple(file for of, file in named if of == name), splits=())
+            for name, splits in shared_splits(self.splits).items()
+        }
 
     def has_fields(self) -> bool:
         """Return whether the files are records of which one field is read."""
@@ -147,6 +160,8 @@ def find_source(choice: DataChoice) -> Source:
         return HubDataset.named(data, field)
     files = _stdlib_files() if data == "stdlib" else _text_files(data)
     found = Files(label=data, files=files, field=field)
+    if (folder := Path(data).expanduser()).is_dir() and data != "stdlib":
+        found = _by_name(found, folder)
     if field != TEXT_FIELD and not found.has_fields():
         raise UserError(
             f"--data-field {field}: --data {data} holds no .jsonl or .parquet file, whose fields "
@@ -192,6 +207,17 @@ def _text_files(data: str) -> tuple[Path, ...]:
             f"--data {data}: the suffix {path.suffix!r} is not one that is read ({_READ})"
         )
     return (path,)
+
+
+def _by_name(found: Files, folder: Path) -> Files:
+    """Return the files with the splits that their names or folders say, if all of them do. A
+    README.md beside them is then no text."""
+    files = [file for file in found.files if file.name.lower() != "readme.md"]
+    named = (named_split(file.relative_to(folder).with_suffix("").as_posix()) for file in files)
+    splits = tuple(filter(None, named))
+    if len(splits) < len(files) or not shared_splits(splits):
+        return found
+    return replace(found, files=tuple(files), splits=splits)
 
 
 def _lists(path: Path) -> bool:

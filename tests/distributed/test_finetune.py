@@ -20,7 +20,7 @@ from torch import Tensor
 
 from launcher.config.schema import DataChoice
 from launcher.data import GlobalBatches, open_corpus
-from launcher.data.corpus_build import split_of
+from launcher.data.splits import split_of
 
 STEPS, SEQ_LEN, GLOBAL_BATCH = 12, 48, 8
 LR, DECAY, CLIP = 2e-3, 0.1, 0.5

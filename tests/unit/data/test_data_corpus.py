@@ -17,10 +17,11 @@ from tokenizers import Tokenizer
 
 from launcher.config.schema import DataChoice
 from launcher.data import Corpus, corpus_build, sources
-from launcher.data.corpus_build import split_of, take_survey
+from launcher.data.corpus_build import take_survey
 from launcher.data.formats import Document, cut
 from launcher.data.formats import documents as cut_documents
 from launcher.data.sources import find_source
+from launcher.data.splits import split_of
 from launcher.util.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -175,6 +176,57 @@ def test_the_split_is_80_10_10_by_document(tmp_path: Path, records: list[str]) -
     }
 
 
+@pytest.mark.parametrize(
+    ("names", "held_out"),
+    [
+        ({"train": "train.jsonl", "validation": "valid.jsonl", "test": "test.jsonl"}, None),
+        ({"train": "train/0.jsonl", "validation": "dev/0.jsonl"}, "validation"),
+        ({"train": "my_train-0-of-1.jsonl", "test": "data/my_test-0-of-1.jsonl"}, "test"),
+    ],
+)
+def test_a_folder_is_split_as_its_files_are_named(
+    tmp_path: Path, records: list[str], names: dict[str, str], held_out: str | None
+) -> None:
+    folder = tmp_path / "data"
+    texts = {"train": records[:190], "validation": records[190:197], "test": records[197:]}
+    for split, name in names.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts[split])
+        (folder / name).write_text(lines, encoding="utf-8")
+    (folder / "README.md").write_text("no text of the corpus", encoding="utf-8")
+    corpus = open_small(folder, tmp_path / "cache")
+    if held_out is not None:  # a single one is both
+        texts = {"train": texts["train"]} | dict.fromkeys(("validation", "test"), texts[held_out])
+    assert texts_of(corpus) == texts
+    documents = sum(map(len, texts.values())) - (len(texts["test"]) if held_out else 0)
+    tokens = sum(len(getattr(corpus, split).tokens) for split in ("train", "validation"))
+    tokens += 0 if held_out else len(corpus.test.tokens)
+    assert f"{documents} documents" in corpus.description
+    assert f"{tokens / 1000:.1f} k tokens" in corpus.description
+    assert corpus.description.endswith(", in splits of its own")
+    # Renamed, it is another corpus: the cache does not confuse them.
+    for number, path in enumerate(sorted(folder.rglob("*.jsonl"))):
+        path.rename(folder / f"part-{number}.jsonl")
+    (folder / "README.md").unlink()
+    whole = open_small(folder, tmp_path / "cache")
+    assert whole.fingerprint != corpus.fingerprint
+    assert "splits" not in whole.description
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("train.txt", "other.txt", "test.txt"), ("train-1.txt", "train-2.txt"), ("a.txt", "dev.txt")],
+)
+def test_names_that_do_not_say_all_splits_leave_them_to_be_drawn(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    for number, name in enumerate(names):
+        (tmp_path / name).write_text(story(2000, number), encoding="utf-8")
+    corpus = open_small(tmp_path, tmp_path / ".cache")
+    assert "splits" not in corpus.description
+    assert min(len(split.tokens) for split in (corpus.train, corpus.validation, corpus.test)) > 500
+
+
 def test_one_large_text_is_cut_into_documents_and_nothing_is_lost(tmp_path: Path) -> None:
     text = story(40_000)
     (tmp_path / "book.txt").write_text(text, encoding="utf-8")
@@ -213,7 +265,8 @@ def test_the_bpe_sample_is_bounded_and_spread_over_the_text(tmp_path: Path) -> N
     path = tmp_path / "many.jsonl"
     path.write_text("".join(f'{{"text": "document {n:05}"}}\n' for n in range(5000)))
     documents = map(Document, cut_documents(find_source(DataChoice(data=str(path))).texts()))
-    survey = take_survey(str(path), documents, 7000, lambda progress: None)
+    in_splits = (((split_of(n),), document) for n, document in enumerate(documents))
+    survey = take_survey(in_splits, 7000, lambda progress: None)
     assert survey.documents == 5000
     assert survey.text_bytes == 5000 * 14
     assert 2000 < survey.sample_bytes <= 7000

@@ -122,7 +122,6 @@ def dataset(tmp_path: Path) -> Path:
     folder.mkdir()
     texts = [" ".join(WORDS[n % 7 :]) + f" {n}" for n in range(300)]
     pq.write_table(pa.table({"id": range(300), "text": texts}), folder / "train.parquet")
-    pq.write_table(pa.table({"id": [0], "text": ["unused"]}), folder / "test.parquet")
     return folder
 
 
@@ -159,6 +158,29 @@ def test_a_dataset_is_read_and_then_opened_warm_without_its_library(
     warm = opened(tmp_path, data=f"hf:{dataset}", missing=("datasets",))
     assert warm["fingerprint"] == cold["fingerprint"]
     assert warm["loaded"] == []
+
+
+def test_a_dataset_is_read_in_its_own_splits(tmp_path: Path, opened: Opened, dataset: Path) -> None:
+    pytest.importorskip("datasets")
+    drawn = opened(tmp_path, data=f"hf:{dataset}@train")
+    pq.write_table(pa.table({"id": [0], "text": ["held out " * 9]}), dataset / "test.parquet")
+    cold = opened(tmp_path, data=f"hf:{dataset}")
+    assert "301 documents" in cold["description"]
+    assert cold["description"].endswith(", in splits of its own")
+    assert bytes(cold["tokens"][:-1]) == b"held out " * 9
+    warm = opened(tmp_path, data=f"hf:{dataset}", missing=("datasets",))
+    assert warm["fingerprint"] == cold["fingerprint"]
+    # Without its own splits as before.
+    assert opened(tmp_path, data=f"hf:{dataset}@train")["fingerprint"] == drawn["fingerprint"]
+
+
+def test_a_held_out_split_without_text_names_the_way_without_it(
+    tmp_path: Path, opened: Opened, dataset: Path
+) -> None:
+    pytest.importorskip("datasets")
+    pq.write_table(pa.table({"id": [0], "text": [""]}), dataset / "test.parquet")
+    refused = opened(tmp_path, data=f"hf:{dataset}")["refused"]
+    assert "or add @train to the name, to split that" in refused
 
 
 def test_a_dataset_without_a_text_column(tmp_path: Path, opened: Opened) -> None:
