@@ -226,6 +226,36 @@ def test_each_rule_answers_its_reads(tmp_path: Path) -> None:
     ]
 
 
+def mixture(folder: Path, how: str) -> tuple[int, list[str]]:
+    """The allocated peak of a step, and the answers to what the program reads."""
+    program = str(Path(LOOP).with_name("mixture.py"))
+    words = ("rehearse", "--gpu", "H100", "--json", "--out", str(folder), "--")
+    done = shardscale(*words, sys.executable, program, how)
+    peaks = [line.split()[1] for line in done.stderr.splitlines() if line.startswith("peak ")]
+    (rank,) = json.loads(done.stdout)["ranks"]
+    return int(peaks[2]), [read["answer"] for read in rank["values"]]
+
+
+@pytest.mark.parametrize(
+    ("how", "answers"),
+    [
+        ("where", ["256 of 2048 elements: one of 8 experts"]),
+        ("one_hot", ["all 8 experts", "256 of 2048 elements: one of 8 experts"]),
+        ("tokens_of_any", ["256 of 1024 elements: one of 8 experts"] * 2),
+        ("repeated", ["256 of 2048 elements: one of 8 experts"] * 2),
+        ("counted", ["256 to each expert"]),
+    ],
+)
+def test_each_expert_of_a_mixture_gets_an_equal_share(
+    how: str, answers: list[str], tmp_path: Path
+) -> None:
+    balanced, _ = mixture(tmp_path / "balanced", "balanced")
+    peak, found = mixture(tmp_path / how, how)
+    assert found == answers
+    # The ways keep other tensors; with all tokens for each expert they took three times as much.
+    assert peak < 1.5 * balanced
+
+
 def test_an_answer_of_the_user(tmp_path: Path) -> None:
     line = Path(LOOP).read_text().splitlines().index("            while loss.item() < 5:") + 1
     code, found = rehearse(tmp_path / "run", "h100", "loop", "--answer", f"loop.py:{line}=7.5")

@@ -35,20 +35,24 @@ class Place(NamedTuple):
     call: str
 
 
-def places() -> Iterator[Place]:
-    """Yield the places of the caller's stack from the reader outwards, without torch's and ours."""
+def frames() -> Iterator[Any]:
+    """Yield the frames of the caller's stack from the reader outwards, without torch's and ours."""
     frame: Any = sys._getframe(1)
     torch = sys.modules["torch"].__path__[0]
-    innermost = True
     while frame is not None:
-        code = frame.f_code
-        file = code.co_filename
+        file = frame.f_code.co_filename
         says_why = any(part in file for part in _READERS_OF_TORCH)
         if not is_ours(file) and (says_why or not file.startswith(torch)):
-            call = _source(code, frame.f_lasti) if innermost else ""
-            yield Place(file, frame.f_lineno, code.co_name, call)
-            innermost = False
+            yield frame
         frame = frame.f_back
+
+
+def places() -> Iterator[Place]:
+    """Yield the places of the frames from the reader outwards."""
+    for number, frame in enumerate(frames()):
+        code = frame.f_code
+        call = _source(code, frame.f_lasti) if number == 0 else ""
+        yield Place(code.co_filename, frame.f_lineno, code.co_name, call)
 
 
 def answer(place: Place, *, boolean: bool) -> int:

@@ -21,6 +21,12 @@ import warnings
 from typing import Any
 
 from shardscale_observer.errors import is_of_program
+from shardscale_observer.experts import (
+    list_of_experts,
+    number_of_expert,
+    share_of_expert,
+    tokens_of_experts,
+)
 from shardscale_observer.rules import Place, answer, places
 
 SMALL = 64
@@ -84,13 +90,22 @@ class Values:
         known = self._known(tensor)
         if known is not None:
             return known.item()
+        if (expert := number_of_expert(tensor)) is not None:
+            return expert
         return self._answer(tensor.dtype, "item")
 
     def _nonzero(self, tensor: Any) -> Any:
-        """Return coordinates as if every element were nonzero, the most that it can take."""
+        """Return coordinates as if every element were nonzero, the most that it can take, or those
+        of one expert of a mixture."""
         _note_wait()
-        self._note("nonzero", f"all {tensor.numel()} elements")
-        shape = (tensor.numel(), tensor.dim())
+        count, said = tensor.numel(), f"all {tensor.numel()} elements"
+        if (listed := list_of_experts(tensor)) is not None:
+            self._note("nonzero", f"all {len(listed)} experts")
+            return listed
+        if (share := share_of_expert(tensor)) is not None:
+            count, said = share[0], f"{share[0]} of {count} elements: one of {share[1]} experts"
+        self._note("nonzero", said)
+        shape = (count, tensor.dim())
         return self._torch.empty(shape, dtype=self._torch.int64, device=tensor.device)
 
     def _repeat_interleave(self, repeats: Any, *, output_size: Any = None) -> Any:
@@ -109,7 +124,13 @@ class Values:
         # The kernel that all devices share is replaced for CUDA; another device still has it.
         elsewhere = self._torch._C.DispatchKeySet(self._torch._C.DispatchKey.XPU)
         copy = self._torch.ops.aten._to_copy.default.redispatch(elsewhere, tensor, **options)
-        if copy.is_cpu and 0 < copy.numel() <= SMALL and self._known(tensor) is None:
+        if not copy.is_cpu or copy.numel() == 0:
+            return copy
+        known = self._known(tensor) if copy.numel() <= SMALL else None
+        if known is None and (tokens := tokens_of_experts(tensor)) is not None:
+            copy.copy_(self._torch.tensor(tokens))
+            self._note(f"copy of {list(tensor.shape)}", f"{tokens[0]} to each expert")
+        elif known is None and copy.numel() <= SMALL:
             copy.fill_(self._answer(tensor.dtype, f"copy of {list(tensor.shape)}"))
         return copy
 

@@ -1,0 +1,118 @@
+"""Share out the tokens of a mixture of experts that asks the device which each expert has, or how
+many.
+
+A router is trained to balance them, so each expert gets an equal share of what was selected.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from shardscale_observer.rules import frames
+
+COUNTS = (
+    *("num_experts", "n_experts", "num_local_experts", "num_routed_experts"),
+    *("n_routed_experts", "moe_num_experts"),
+)
+"""Attributes of modules that hold how many experts there are."""
+
+
+_lists: list[tuple[Any, int, int]] = []
+"""(weak reference, address, experts) of each list of experts that have tokens."""
+_given: dict[tuple[int, int], tuple[int, int]] = {}
+"""(address, elements) of each mask in forward -> its answer: backward asks again."""
+
+
+def list_of_experts(mask: Any) -> Any:
+    """Return the numbers of all experts, of shape (experts, 1), where a mixture asks which have
+    tokens; None for other masks. One class more may stand for tokens that no expert takes."""
+    frame = next(frames(), None)
+    count = None if frame is None else _experts(frame)
+    if count is None or mask.dim() != 1 or mask.numel() not in (count, count + 1):
+        return None
+    torch = sys.modules["torch"]
+    found = torch.empty((count, 1), dtype=torch.int64, device=mask.device)
+    _lists[:] = [entry for entry in _lists if not entry[0].expired()]
+    weak = torch.multiprocessing.reductions.StorageWeakRef(found.untyped_storage())
+    _lists.append((weak, found.data_ptr(), count))
+    return found
+
+
+def number_of_expert(element: Any) -> int | None:
+    """Return the value of an element of such a list, so that each expert gets its turn."""
+    for weak, address, count in _lists:
+        number = (element.data_ptr() - address) // 8
+        if 0 <= number < count and not weak.expired():
+            return int(number)
+    return None
+
+
+def share_of_expert(mask: Any) -> tuple[int, int] | None:
+    """Return (elements that one expert has, experts) where a mixture asks which elements of `mask`
+    are set; None for what another module asks, and for a mask of the experts themselves."""
+    frame = next(frames(), None)
+    key = (mask.data_ptr(), mask.numel())
+    if frame is None:  # autograd's thread, which keeps the masks that it needs
+        return _given.get(key)
+    share = _share(frame, mask.numel())
+    if share is None:
+        _given.pop(key, None)
+    else:
+        _given[key] = share
+    return share
+
+
+def tokens_of_experts(counts: Any) -> list[int] | None:
+    """Return the values of `counts` where that is how many tokens each expert of a mixture has;
+    None for other tensors."""
+    frame = next(frames(), None)
+    count = None if frame is None else _experts(frame)
+    if frame is None or count is None or tuple(counts.shape) != (count,) or not _whole(counts):
+        return None
+    # The router's indices, else the rows that the counts are to divide.
+    selected = [n for n in _selections(frame) if n > count]
+    if not selected:
+        tensors = [v for v in frame.f_locals.values() if _is_tensor(v) and v.is_floating_point()]
+        selected = [v.shape[0] for v in tensors if v.dim() == 2]
+    if not selected:
+        return None
+    each, more = divmod(min(selected), count)
+    return [each + (expert < more) for expert in range(count)]
+
+
+def _share(frame: Any, most: int) -> tuple[int, int] | None:
+    count = _experts(frame)
+    if count is None or most <= count + 1:
+        return None
+    # Of tokens there are fewer than of the router's indices, and of one-hot vectors more.
+    fit = (n for n in _selections(frame) if most <= n < most * count and n % most == 0)
+    return min(-(-min(fit, default=most) // count), most), count
+
+
+def _selections(frame: Any) -> list[int]:
+    """Return the sizes of a frame's whole-numbered tensors, of which one is the router's choice."""
+    return [v.numel() for v in frame.f_locals.values() if _is_tensor(v) and _whole(v)]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
+
+
+def _whole(tensor: Any) -> bool:
+    return str(tensor.dtype) in ("torch.int64", "torch.int32")
+
+
+def _experts(frame: Any) -> int | None:
+    """Return how many experts the module has whose code runs in the frame; None if none."""
+    module = frame.f_locals.get("self")
+    if not isinstance(module, sys.modules["torch"].nn.Module):
+        return None
+    for name, child in module.named_children():
+        if "expert" in name.lower() and hasattr(child, "__len__") and len(child) > 1:
+            return len(child)
+    for name in COUNTS:
+        count = getattr(module, name, None)
+        if isinstance(count, int) and count > 1:
+            return count
+    return None
