@@ -56,6 +56,7 @@ def watched(folder: Path, how: str, *, sends: int | None = None) -> tuple[int, s
     [
         *(("fork", 0), ("spawn", 0), ("closure", 0), ("broken", 0)),
         *(("os._exit", 9), ("error", 1), ("memory", 1)),
+        *(("mp.spawn error", 1), ("mp.spawn memory", 1), ("Process error", 1)),
     ],
 )
 def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Path) -> None:
@@ -74,9 +75,10 @@ def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Pa
     phases = {record["phase"] for record in records(folder, "phase")}
     assert phases >= {"forward", "backward", "step"}
     assert [path.name for path in folder.glob("rank*.jsonl")] == ["rank0.jsonl"]
+    ending = how.rpartition(" ")[2]
     expected = {"os._exit": "failed", "error": "failed", "memory": "oom"}
-    assert status(folder)["state"] == expected.get(how, "completed")
-    if how in ("error", "memory"):
+    assert status(folder)["state"] == expected.get(ending, "completed")
+    if ending in ("error", "memory"):
         place = status(folder)["detail"]["place"]
         assert place["file"] == PROGRAM
         assert place["code"] in ('raise ValueError("of the program")', "torch.empty(2**60)")

@@ -7,8 +7,9 @@ import time
 
 import torch
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
-how = sys.argv[1]
+started, _, how = sys.argv[1].rpartition(" ")
 
 
 class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -65,5 +66,17 @@ def main() -> None:
         time.sleep(60)
 
 
-if __name__ == "__main__":
+def rank(number: int) -> None:
     main()
+
+
+if __name__ == "__main__":
+    if started == "mp.spawn":
+        spawn(rank)
+    elif started == "Process":
+        process = torch.multiprocessing.Process(target=main)
+        process.start()
+        process.join()
+        sys.exit(process.exitcode)
+    else:
+        main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib
 import os
@@ -11,10 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from shardscale_observer.endings import follow_endings
 from shardscale_observer.errors import place_in_program
 from shardscale_observer.guard import guarded
 from shardscale_observer.history import History
-from shardscale_observer.leaving import exit_now
 from shardscale_observer.memory import Peaks
 from shardscale_observer.session import Session
 from shardscale_observer.values import Values
@@ -270,7 +269,6 @@ class Observer:
 
     def hook_end(self) -> None:
         """Follow the ways in which a process ends."""
-        before = sys.excepthook
 
         @guarded
         def fails(error: BaseException) -> None:
@@ -280,17 +278,7 @@ class Observer:
         def ends(reason: str) -> None:
             self.session.end(reason)
 
-        def hook(kind: Any, error: Any, trace: Any) -> None:
-            fails(error)
-            before(kind, error, trace)
-
-        def exit_at_once(status: int) -> None:
-            ends("os._exit")
-            exit_now(status)
-
-        sys.excepthook = hook
-        os._exit = exit_at_once  # type: ignore[assignment]
-        atexit.register(ends, "exit")
+        follow_endings(fails, ends)
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
