@@ -94,8 +94,8 @@ def open_corpus(
     """
     data, tokenizer, mask_prompt = choice.data, choice.tokenizer, choice.mask_prompt
     source = find_source(choice)
-    if mask_prompt and isinstance(source, Files):  # a dataset is not loaded for it
-        _require_prompts(source.label, source.form())
+    if mask_prompt and (form := source.quick_form()) is not None:
+        _require_prompts(source.label, form)
     directory = _built(
         source,
         tokenizer,
@@ -146,8 +146,8 @@ def _built(
     def key_now() -> str:
         parts = [_FORMAT, tokenizer_key(tokenizer, vocab_size)]
         templates = template_files(tokenizer)
-        # A dataset's form follows from its name, without loading it.
-        form = source.form() if isinstance(source, Files) else ("messages" if templates else "text")
+        # A dataset's form follows from its name, and that of parquet files from their content.
+        form = source.quick_form() or ("messages" if templates else "text")
         if form in ("alpaca", "sharegpt"):
             parts.append(form)
         if form not in ("text", "completions"):  # a chat template may render them
@@ -232,7 +232,7 @@ def _documents(directory: Path, name: str, split: Split, most: int) -> list[Spli
 
 
 def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> str:
-    form = source.form() if isinstance(source, Files) else meta.form
+    form = source.quick_form() or meta.form
     holds = ""
     if form != "text" or (isinstance(source, Files) and source.has_fields()):
         from launcher.data.formats import FIELDS

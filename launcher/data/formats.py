@@ -1,4 +1,4 @@
-"""Readers of text files, .jsonl lines and parquet rows, and the documents that they become."""
+"""Readers of text files and .jsonl lines, and the documents that records become."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from launcher.data.files import TEXT_FIELD
 from launcher.util.errors import UserError, one_line
-from launcher.util.packages import how_to_install
 
 Form = Literal["text", "completions", "messages", "alpaca", "sharegpt"]
 
@@ -149,18 +148,15 @@ def form_of(record: Any) -> Form:
     return "completions" if "prompt" in fields or "completion" in fields else "text"
 
 
-def form_of_file(path: Path) -> Form:
-    """Return the form of a file's first line."""
-    return next((form_of(record) for _, record in read_records(path)), "text")
-
-
-def read_examples(path: Path, form: Form, read: ReadExample) -> Iterator[Document]:
-    """Yield a document per line, each made by `read`.
+def read_examples(
+    records: Iterator[tuple[str, Any]], form: Form, read: ReadExample
+) -> Iterator[Document]:
+    """Yield a document per record, each made by `read`.
 
     Raises:
-        UserError: a line has another form, or `read` rejects it.
+        UserError: a record has another form, or `read` rejects it.
     """
-    for where, record in read_records(path):
+    for where, record in records:
         if form_of(record) != form:
             raise UserError(
                 f"{where} holds {FIELDS[form_of(record)]}, and the data begins with "
@@ -183,35 +179,6 @@ def with_prompt(record: dict[str, Any], where: str) -> Document:
         )
     text = prompt + completion
     return Document(text, ((len(prompt), len(text)),))
-
-
-def read_parquet(path: Path, field: str) -> Iterator[str]:
-    """Yield the column `field`, row by row, without nulls.
-
-    Raises:
-        UserError: pyarrow is missing, the file is damaged, or there is no such string column.
-    """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UserError(
-            f"{path} is a parquet file and pyarrow is not installed: {how_to_install('hf')}"
-        ) from error
-    try:
-        file = pq.ParquetFile(path)
-        schema = file.schema_arrow
-        check_fields(schema.names, field, str(path))
-        kind = schema.field(field).type
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise UserError(f"{path}: column {field!r} holds {kind}, it must hold strings")
-        for batch in file.iter_batches(columns=[field]):
-            yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{path} cannot be read as parquet ({reason}): write or copy it again"
-        ) from error
 
 
 def check_fields(

@@ -91,11 +91,7 @@ class HubDataset:
 
     def parts(self) -> dict[tuple[str, ...], HubDataset]:
         """Return the dataset of each split, or of two that are the same; {} where one is to be
-        split. Loads the dataset.
-
-        Raises:
-            UserError: it cannot be loaded.
-        """
+        split. Loads the dataset."""
         if self.split is not None or self.stream_bytes is not None:
             return {}
         named = {named_split(name): name for name in reversed(list(_load_all(self)))}
@@ -103,6 +99,9 @@ class HubDataset:
             splits: replace(self, label=f"{self.label}@{named[of]}", split=named[of])
             for of, splits in shared_splits({of for of in named if of is not None}).items()
         }
+
+    def quick_form(self) -> None:
+        """Return None: the form is that of the rows, for which the dataset is loaded."""
 
     def form(self) -> Form:
         """Return the form of the rows, by their columns; "text" where the field is named. Loads the

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from launcher.config.schema import DataChoice
 from launcher.data.files import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _MEMO_BYTES = 256 << 20
 _PLAIN = (".txt", ".md")
 _WITH_FIELDS = (".jsonl", ".json", ".parquet")
-_EXAMPLES = (".jsonl", ".json")
 _IN_FOLDERS = (*_PLAIN, ".jsonl", ".parquet")
 """Other .json files of a folder are seldom text."""
 _SUFFIXES = (*_PLAIN, *_WITH_FIELDS)
@@ -64,7 +63,8 @@ class Files:
 
     def content_key(self, memo_dir: Path) -> str:
         """Hash the files, and add the splits and the field that are read."""
-        return " ".join([self._hash(memo_dir), *self.splits]) + field_key(self.field)
+        rows = ["rows"] if self.quick_form() is None else []
+        return " ".join([self._hash(memo_dir), *self.splits, *rows]) + field_key(self.field)
 
     def parts(self) -> dict[tuple[str, ...], Files]:
         """Return the files of each split, or of two that are the same; {} where the text is to be
@@ -95,18 +95,23 @@ class Files:
             replace_text(memo, key)
         return key
 
+    def quick_form(self) -> Form | None:
+        """Return the form, or None where a library would have to be loaded for it."""
+        rows = self.field == TEXT_FIELD and any(map(_is_parquet, self.files))
+        return None if rows else self.form()
+
     def form(self) -> Form:
-        """Return the form of the JSON lines, by the first one; "text" where the field is named.
+        """Return the form of the records, by the first one; "text" where the field is named.
 
         Raises:
             UserError: examples beside files of another kind.
         """
-        lines = [path for path in self.files if path.suffix.lower() in _EXAMPLES]
+        lines = [path for path in self.files if path.suffix.lower() in _WITH_FIELDS]
         if not lines or self.field != TEXT_FIELD:
             return "text"
-        from launcher.data.formats import form_of_file
+        from launcher.data.formats import form_of
 
-        form = form_of_file(lines[0])
+        form: Form = next((form_of(record) for _, record in _records(lines[0])), "text")
         others = [path for path in self.files if path not in lines]
         if form != "text" and others:
             raise UserError(
@@ -116,12 +121,12 @@ class Files:
         return form
 
     def examples(self, form: Form, read: ReadExample) -> Iterator[Document]:
-        """Yield a document per JSON line, of a form other than plain text."""
+        """Yield a document per JSON line or parquet row, of a form other than plain text."""
         from launcher.data.formats import read_examples
 
         for path in self.files:
             try:
-                yield from read_examples(path, form, read)
+                yield from read_examples(_records(path), form, read)
             except OSError as error:
                 raise unreadable(path, error) from error
 
@@ -131,14 +136,30 @@ class Files:
 
         for path in self.files:
             try:
-                if path.suffix.lower() in _EXAMPLES:
+                if _is_parquet(path):
+                    from launcher.data.parquet import read_column
+
+                    yield from read_column(path, self.field)
+                elif path.suffix.lower() in _WITH_FIELDS:
                     yield from formats.read_jsonl(path, self.field)
-                elif path.suffix.lower() == ".parquet":
-                    yield from formats.read_parquet(path, self.field)
                 else:
                     yield from formats.read_text(path)
             except OSError as error:
                 raise unreadable(path, error) from error
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    if _is_parquet(path):
+        from launcher.data.parquet import read_rows
+
+        return read_rows(path)
+    from launcher.data.formats import read_records
+
+    return read_records(path)
 
 
 Source: TypeAlias = "Files | HubDataset"

@@ -1,0 +1,63 @@
+"""Readers of parquet files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.data.formats import check_fields
+from launcher.util.errors import UserError
+from launcher.util.packages import how_to_install
+
+
+def read_column(path: Path, field: str) -> Iterator[str]:
+    """Yield the column `field`, row by row, without nulls.
+
+    Raises:
+        UserError: pyarrow is missing, the file is damaged, or there is no such string column.
+    """
+    with _opened(path) as file:
+        import pyarrow as pa
+
+        schema = file.schema_arrow
+        check_fields(schema.names, field, str(path))
+        kind = schema.field(field).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise UserError(f"{path}: column {field!r} holds {kind}, it must hold strings")
+        for batch in file.iter_batches(columns=[field]):
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield (place for error messages, fields) of each row.
+
+    Raises:
+        UserError: pyarrow is missing, or the file is damaged.
+    """
+    number = 0
+    with _opened(path) as file:
+        for batch in file.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path} row {number}", row
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise UserError(
+            f"{path} is a parquet file and pyarrow is not installed: {how_to_install('hf')}"
+        ) from error
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"{path} cannot be read as parquet ({reason}): write or copy it again"
+        ) from error

@@ -1,0 +1,59 @@
+"""Rows of local parquet files are the same examples as lines of JSON."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from chat_tokenizers import CHATML, chat_tokenizer
+from corpora import open_text
+
+from launcher.util.errors import UserError
+
+PAIRS = [{"prompt": f"{n} + {n} =", "completion": f" {2 * n}"} for n in range(40)]
+CHATS = [
+    {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "yes"}]}
+    for n in range(40)
+]
+
+
+@pytest.mark.parametrize("records", [PAIRS, CHATS], ids=["pairs", "chats"])
+def test_rows_are_read_as_lines_are(records: list[dict[str, Any]], tmp_path: Path) -> None:
+    tokenizer = "byte"
+    if records is CHATS:
+        pytest.importorskip("transformers")
+        tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet", row_group_size=7)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    cache = tmp_path / "cache"
+    rows, lines = (
+        open_text(tmp_path / name, tokenizer=tokenizer, vocab_size=400, cache_dir=cache)
+        for name in ("a.parquet", "a.jsonl")
+    )
+    assert rows.fingerprint == lines.fingerprint
+    assert np.array_equal(rows.train.learned, lines.train.learned)  # type: ignore[arg-type]
+    described = [corpus.description.partition(": ")[2] for corpus in (rows, lines)]
+    assert described[0] == described[1]
+    (held,) = {corpus.description.partition("(")[2].partition(")")[0] for corpus in (rows, lines)}
+    assert held == ("prompt and completion" if records is PAIRS else "messages")
+
+
+def test_a_warm_start_does_not_load_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / "a.parquet")
+    first = open_text(tmp_path / "a.parquet", cache_dir=tmp_path / "cache", vocab_size=400)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    warm = open_text(tmp_path / "a.parquet", cache_dir=tmp_path / "cache", vocab_size=400)
+    assert (warm.fingerprint, warm.description) == (first.fingerprint, first.description)
+
+
+def test_a_row_of_another_form_names_its_place(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / "a.parquet")
+    pq.write_table(pa.Table.from_pylist([{"text": "plain"}]), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"b\.parquet row 1 holds a text, and the data begins with"):
+        open_text(tmp_path, cache_dir=tmp_path / ".cache", vocab_size=400)
