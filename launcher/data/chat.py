@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from launcher.data.files import HUB_PREFIX, template_files
-from launcher.data.formats import Document, string_of
+from launcher.data.formats import Document, is_messages, string_of
 from launcher.data.hub import load_from_transformers
 from launcher.util.errors import UserError
 
@@ -181,7 +181,7 @@ class ChatTemplate:
 
 def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     messages = record["messages"]
-    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+    if not is_messages(messages):
         raise UserError(
             f"{where}: 'messages' is {messages!r:.40}, it must be a list of objects with role and "
             "content"
@@ -194,7 +194,7 @@ def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
         if calls and message.get("content") is None:  # OpenAI's form of a call
             texts["content"] = None
         else:
-            texts["content"] = string_of(message, "content", here)
+            texts["content"] = _content_of(message, here)
         spoken = texts["role"] == "assistant"
         if spoken and not calls and not (texts["content"] or "").strip():
             raise UserError(
@@ -208,6 +208,27 @@ def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
             "remove the line"
         )
     return found
+
+
+def _content_of(message: dict[str, Any], where: str) -> str:
+    """Return a message's content, joined where it is a list of texts, as OpenAI's may be.
+
+    Raises:
+        UserError: it is missing, or is or has something else than text.
+    """
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return string_of(message, "content", where)
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind != "text":
+            raise UserError(
+                f"{where}: its content holds {kind!r:.40}, and only text is learned: remove the "
+                "line, or that part"
+            )
+        texts.append(string_of(part, "text", where))
+    return "".join(texts)
 
 
 def _place(text: str, marked: str, mark: str) -> tuple[int, int] | None:

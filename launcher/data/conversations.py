@@ -1,11 +1,12 @@
-"""Examples of other programs as ours: Alpaca's instructions and ShareGPT's conversations."""
+"""Examples of other programs as ours: those of Alpaca, ShareGPT and TRL."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 from launcher.data.chat import ChatTemplate
-from launcher.data.formats import Form, ReadExample, string_of, with_prompt
+from launcher.data.formats import Form, ReadExample, is_messages, string_of, with_prompt
 from launcher.util.errors import UserError
 
 # github.com/tatsu-lab/stanford_alpaca, train.py: PROMPT_DICT.
@@ -31,7 +32,13 @@ def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
         UserError: conversations, and `--tokenizer` has no chat template.
     """
     if form == "completions":
-        return with_prompt
+        # The columns of a dataset do not say that they hold messages.
+        template_of = functools.cache(lambda: ChatTemplate.of(tokenizer, data))
+        return lambda record, where: (
+            template_of().document(turns_messages(record, where), where)
+            if is_messages(record.get("prompt"))
+            else with_prompt(record, where)
+        )
     if form == "alpaca":
         found = ChatTemplate.find(tokenizer)
         if found is None:
@@ -41,6 +48,8 @@ def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
     template = ChatTemplate.of(tokenizer, data)
     if form == "messages":
         return template.document
+    if form == "turns":
+        return lambda record, where: template.document(turns_messages(record, where), where)
     return lambda record, where: template.document(sharegpt_messages(record, where), where)
 
 
@@ -68,6 +77,23 @@ def _alpaca(record: dict[str, Any], where: str) -> tuple[str, str, str]:
     return instruction, given, output
 
 
+def turns_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a record whose prompt and completion are messages (TRL's) as messages, of which those
+    of the completion are learned.
+
+    Raises:
+        UserError: the completion is no list of messages.
+    """
+    asked, answers = record["prompt"], record.get("completion")
+    if not is_messages(answers):
+        raise UserError(
+            f"{where}: 'completion' is {answers!r:.40}, it must be a list of messages, each with "
+            "role and content, as the prompt"
+        )
+    messages = [{**turn, "weight": 0} for turn in asked] + answers
+    return {"messages": messages, "tools": record.get("tools") or None}
+
+
 def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a record of ShareGPT's conversations as messages.
 
@@ -75,7 +101,7 @@ def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
         UserError: a turn has an unknown speaker, or no text.
     """
     turns = record["conversations"]
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+    if not is_messages(turns):
         raise UserError(
             f"{where}: 'conversations' is {turns!r:.40}, it must be a list of objects with from "
             "and value"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 from launcher.data.files import TEXT_FIELD
 from launcher.util.errors import UserError, one_line
 
-Form = Literal["text", "completions", "messages", "alpaca", "sharegpt"]
+Form = Literal["text", "completions", "turns", "messages", "alpaca", "sharegpt"]
 
 
 class Document(NamedTuple):
@@ -32,6 +32,7 @@ ReadExample = Callable[[dict[str, Any], str], Document]
 FIELDS: Final[dict[Form, str]] = {
     "text": "a text",
     "completions": "prompt and completion",
+    "turns": "messages of a prompt and a completion",
     "messages": "messages",
     "alpaca": "instruction and output",
     "sharegpt": "conversations",
@@ -145,7 +146,14 @@ def form_of(record: Any) -> Form:
         return "messages"
     if "conversations" in fields:
         return "sharegpt"
+    if isinstance(record, dict) and is_messages(record.get("prompt")):
+        return "turns"
     return "completions" if "prompt" in fields or "completion" in fields else "text"
+
+
+def is_messages(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    """Return whether a value is a list of objects."""
+    return isinstance(value, list) and all(isinstance(element, dict) for element in value)
 
 
 def read_examples(
