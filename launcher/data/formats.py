@@ -42,7 +42,9 @@ _READ_CHARACTERS = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 28
 _LARGEST_JSON_BYTES = 1 << 30  # ShareGPT's has 670 MB
 _MOST_LISTED = 5
-_NAME_FIELD = "name the one that holds the text with --data-field"
+_NAME_FIELD = (
+    "name the one that holds the text with --data-field, or rename two to prompt and completion"
+)
 _FEWEST_WHOLE_DOCUMENTS = 100
 _SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
 
