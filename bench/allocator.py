@@ -4,7 +4,7 @@ nothing: real allocator, no kernels run.
     python bench/allocator.py [--only TEXT...] [--edge 200]
         [--keep] [--output bench/results]
 
-Runs on a Python with torch's CUDA build and the stand-in GPU of launcher/tools/rehearse. Each
+Runs on a Python with torch's CUDA build and the null GPU of launcher/tools/rehearse. Each
 configuration is built and trained for three steps, in a process of its own, as the only rank of a
 real process group or as rank 0 of one that is pretended. Besides, `--edge` small configurations
 each have a limit within a tenth of what the planner says they need: not one of those that it says

@@ -20,7 +20,7 @@ from launcher.strategies import strategy_of
 from launcher.train import load_forecast, take_steps
 from launcher.util.errors import ExitCode, UserError
 
-STEPS = 2  # the optimizer's states are born in the first, and stay in the second
+STEPS = 2  # the optimizer's states are made in the first, and stay in the second
 
 
 def main(argv: Sequence[str] | None = None) -> None:

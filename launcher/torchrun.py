@@ -245,7 +245,7 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
         return
     if args.rdzv_backend not in ("static", "c10d") or "store_type" in args.rdzv_conf:
         return
-    if nodes == 1:  # whatever this node is called, nobody else needs to reach it
+    if nodes == 1:  # no other node needs to reach it, whatever its name
         # Below torch 2.13 --master-port is 29500 where none is given.
         port = 0 if args.standalone else args.master_port or 0
         if args.rdzv_endpoint:
@@ -258,7 +258,7 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
 
 
 def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills: Kills) -> int:
-    # A killed rank is the cause whoever ends first: the others notice and can still report.
+    # A killed rank is the cause, even if another ends first: others notice and can still report.
     asked = STOP_SIGNALS if stop.stop_signal else ()  # which ends a rank that does not listen yet
     killed = [
         (rank, failure)

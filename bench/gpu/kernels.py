@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def milliseconds(call: Callable[[], object]) -> float | None:
-    """None on the stand-in GPU, where no kernel takes time."""
+    """None on the null GPU, where no kernel takes time."""
     for _ in range(WARMUP):
         call()
     times: list[float] = []

@@ -2,7 +2,7 @@
 
     python bench/gpu/machine.py
 
-The stand-in GPU of launcher/tools/rehearse says so in its name, whatever GPU it stands for.
+The null GPU of launcher/tools/rehearse says so in its name, whatever GPU it stands for.
 """
 
 import ctypes

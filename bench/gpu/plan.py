@@ -51,7 +51,7 @@ def main() -> None:
         work, published = BUILD / name, ROOT / "bench" / "results" / name
         out = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
         if out is None and machine["name"].startswith("stand-in"):
-            refuse("results of the stand-in GPU are no measurements: set OUT to another folder")
+            refuse("results of the null GPU are no measurements: set OUT to another folder")
         results = Results(
             machine,
             {"commit": commit(), "sources": digest(ROOT)},

@@ -35,7 +35,7 @@ class Loaded:
     passed_over: tuple[str, ...]
     """Newer checkpoints that are damaged, each with its reason."""
     rng_restored: bool
-    """Whether dropout continues exactly; another number of ranks draws other masks."""
+    """Dropout continues exactly; another number of ranks draws other masks."""
 
 
 class ReadableWeights(Protocol):

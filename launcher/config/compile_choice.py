@@ -32,7 +32,7 @@ SAVED_BYTES_DECODERS: Final[Mapping[str, int]] = {
 """model_type of a decoder of transformers -> the same: 54.4 less 36.8 ms, 56.4 less 41.4, 82.6 less
 41.6, 84.3 less 33.1 (`decoders`)."""
 MEMORY_BYTES_PER_S: Final = 4.3e12
-"""Of an H200, nine tenths of its data sheet; slower memory saves more time."""
+"""An H200 reaches nine tenths of its data sheet; slower memory saves more time."""
 
 # Trained in tests/nullgpu; losses are compared with uncompiled ones by tests/distributed, but for
 # fp8, which needs a GPU.

@@ -10,8 +10,8 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.util.flags import as_flags
 
 MOST_FLOP: Final = 5e11
-"""Of a micro-batch in one block, forward and backward: an H200 takes 0.6 ms for so many, and a host
-that starts an operator in 8 us as long for the 75 of a block of GPT-2."""
+"""FLOPs of a micro-batch in one block, forward and backward: an H200 takes 0.6 ms, and a host that
+starts an operator in 8 us as long for the 75 of a block of GPT-2."""
 
 MOST_PARAMETERS: Final = 200_000_000
 """A recording keeps its gradients: 0.8 GB for so many, which fit where so small a model does."""

@@ -39,8 +39,8 @@ class FastEncoder:
     vocab_size: int
     end_of_text: int
     rows: int
-    """Of an embedding, that text needs which spells out no added token: Gemma 3 1B's tokenizer has
-    one more, for images, than its model has rows."""
+    """Rows of an embedding that text needs which spells out no added token: Gemma 3 1B's tokenizer
+    has one more, for images, than its model has rows."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         with _encoding():

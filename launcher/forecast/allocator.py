@@ -1,4 +1,4 @@
-"""What torch's CUDA caching allocator reserves for a sequence of allocations and frees.
+"""Predict the bytes that torch's CUDA caching allocator reserves for allocations and frees.
 
 A model of the native allocator (c10/cuda/CUDACachingAllocator.cpp) with its default settings: no
 max_split_size, no garbage collection threshold, no power-of-two rounding, no CUDA graphs. A block
@@ -38,14 +38,14 @@ Streams = Mapping[int, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatorUse:
-    """What `torch.cuda.memory_stats` would say, sizes rounded up to blocks."""
+    """Figures of `torch.cuda.memory_stats`, sizes rounded up to blocks."""
 
     allocated_bytes: int
     reserved_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     retries: int
-    """How often cached segments had to be given back to the device (num_alloc_retries)."""
+    """Times that cached segments had to be given back to the device (num_alloc_retries)."""
     out_of_memory: bool
     """A request could not be served, even after all cached segments were given back."""
 

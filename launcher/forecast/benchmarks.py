@@ -1,4 +1,4 @@
-"""What one rank measures for a profile, all ranks at the same time.
+"""Measurements of one rank for a profile, all ranks at the same time.
 
 Rates come from the model's own shapes, and count FLOPs and bytes as a recorded trace does
 (launcher/forecast/trace/counting.py), so that a prediction divides by what was measured in the
@@ -36,12 +36,12 @@ _FEW_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """Amount of each measurement."""
 
     seconds: float = 0.7
     """For each rate, after one warm-up (and at least three times)."""
     flops: float = 20e9
-    """Of one pass over a block and the head, or over attention, which decides how large it is."""
+    """FLOPs of one pass over a block and the head, or over attention, which decide its size."""
     copy_bytes: int = 128 * MIB
     """Larger than any cache."""
     disk_bytes: int = 256 * MIB
@@ -71,7 +71,7 @@ class Bench:
         self.model, self.device, self.effort, self.say = model, device, effort, say
         on_gpu = device.type == "cuda"
         self.gpu = find_gpu(torch.cuda.get_device_name(device)) if on_gpu else None
-        """Where the table has it, so that rates are of products of any shape."""
+        """Its entry in the table, if any, so that rates are of products of any shape."""
         per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
         rows, seq_len = max(int(effort.flops / per_token), _FEW_ROWS), default_seq_len(model)
         self.rows = min(rows, (32 if on_gpu else 8) * seq_len)

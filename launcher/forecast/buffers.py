@@ -1,4 +1,4 @@
-"""What strategies allocate around the model: one class each, told what happens and when."""
+"""Buffers that strategies allocate around the model: one class each, which follows the events."""
 
 import math
 from collections.abc import Hashable, Iterator, Mapping

@@ -15,7 +15,7 @@ from launcher.util.sizes import gib
 SCHEMA_VERSION: Final = 2
 """Version 1 noted rehearsals, too, whose seconds are the host's."""
 KEPT: Final = 20
-"""Of each constant, the newest readings, whose median counts."""
+"""Newest readings of each constant, whose median counts."""
 PLAUSIBLE_RATIOS: Final = (0.05, 20.0)
 
 

@@ -29,7 +29,7 @@ class Cluster:
     world_size: int
     ranks_per_node: int
     memory_bytes: int
-    """Of each device."""
+    """Memory of each device."""
     calibration: Calibration | None = None
     """Corrections of times, learnt from finished runs on such machines."""
     fixed_bytes: int

@@ -1,4 +1,4 @@
-"""How long transfers take: what a strategy sends, over the links of a machine."""
+"""Predict the seconds of a strategy's transfers over the links of a machine."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from launcher.forecast.traffic import Collective, Transfer, Wire
 from launcher.util.errors import UserError
 
 PARTS: Final = ("forward", "backward", "last_backward", "step")
-"""Of a `Traffic`."""
+"""Parts of a `Traffic`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def collective_s(
     of NCCL's src/graph/tuning.cc; double trees since NCCL 2.4, for all-reduce only).
 
     Raises:
-        UserError: the machine was profiled by one process, which has nobody to talk to.
+        UserError: the machine was profiled by one process, which sends nothing.
     """
     if group.size == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""What ranks that share sequences or matrices send each other in a micro-batch."""
+"""Bytes that ranks of tensor and context parallelism send each other in a micro-batch."""
 
 from dataclasses import replace
 from typing import cast

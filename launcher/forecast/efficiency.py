@@ -1,6 +1,6 @@
-"""What share of a data sheet's peaks training reaches, and what each start of something costs.
+"""Shares of a data sheet's peaks that training reaches, and costs of each start of something.
 
-All constants of predicted seconds on GPUs that nobody has measured, each with its source. Fitted
+All constants of predicted seconds on GPUs without a measurement, each with its source. Fitted
 ones come from `bench/published_fit.py`, on those runs alone that its rule gives it, published ones
 and some of ours; what they are worth is in docs/accuracy.md. `shardscale profile` measures the same
 ones where it can.
@@ -18,20 +18,20 @@ Architecture = Literal["volta", "turing", "ampere", "ampere-86", "ada", "hopper"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
-    """Of one architecture; shares of the data sheet's peaks."""
+    """Shares of the data sheet's peaks that one architecture reaches."""
 
     matmul: float
-    """Of 16-bit tensor cores, in products whose tiles leave no multiprocessor idle; what writing
-    their results takes comes on top."""
+    """Share of 16-bit tensor cores, in products whose tiles leave no multiprocessor idle; writing
+    their results comes on top."""
     matmul_fp32: float
     """The same without tensor cores."""
     attention: float
-    """Of 16-bit tensor cores, forward and backward, counting the causal half: FlashAttention-2's,
-    on Blackwell cuDNN's, which torch prefers there."""
+    """Share of 16-bit tensor cores, forward and backward, counting the causal half:
+    FlashAttention-2's, on Blackwell cuDNN's, which torch prefers there."""
     elementwise: float
-    """Of memory bandwidth, in norms, activations and sums, each a kernel of its own."""
+    """Share of memory bandwidth, in norms, activations and sums, each a kernel of its own."""
     operator_s: float
-    """Of the host, for one operator that torch dispatches, views among them."""
+    """Seconds of the host, for one operator that torch dispatches, views among them."""
 
 
 # Fitted: elementwise and operator_s of volta; matmul, attention and elementwise of ampere
@@ -84,12 +84,12 @@ sums in fp32 between them. Of torch's ring, the only one with published runs."""
 FP8_GAIN: Final = 1.32
 """Rate of products in fp8 over that in bf16, without the casts around them."""
 CONTENTION: Final = 0.97
-"""Of the shorter of communication and computation that run side by side: NCCL's kernels take
-multiprocessors and memory bandwidth, and what is fetched ahead is not always there in time."""
+"""Share of the shorter that communication and computation lose side by side: NCCL's kernels take
+multiprocessors and memory bandwidth, and prefetched parameters do not always arrive in time."""
 
 # Assumed, of the order that torch's profiler shows.
 KERNEL_S: Final = 2.5e-6
-"""Of the device, between the end of one kernel and the work of the next."""
+"""Seconds of the device, between the end of one kernel and the work of the next."""
 
 # nccl-tests: a ring all-reduce over NVSwitch has a bus bandwidth of about 235 GB/s on DGX A100
 # (peak 300) and 360 on DGX H100 (peak 450); over PCIe, which neighbours share, half.

@@ -1,4 +1,4 @@
-"""Whether a run fits: predicted tensors and the memory around them, against what there is."""
+"""Judge if a run fits: predicted tensors, and the memory around them, against the memory."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ LOW_PRECISION_BYTES: Final = 20 * MIB
 # gradients in fp32: 8 MiB where it was seen to decide (bench/allocator.py).
 STAGING_BYTES: Final = 16 * MIB
 GRADIENT_BYTES: Final = 4
-"""Of a parameter, at most."""
+"""Bytes of a parameter's gradient, at most."""
 SLACK: Final = 0.02
-"""Of the tensors, for page rounding and what a prediction misses."""
+"""Share of the tensors, for page rounding and what a prediction misses."""
 
 TIGHT_FROM: Final = 0.95
 """Share of the memory above which a prediction error of a few percent may run out of memory."""

@@ -1,4 +1,4 @@
-"""What a machine achieves: from a file of `shardscale profile`, or from a known GPU's peaks.
+"""Rates that a machine reaches: from a file of `shardscale profile`, or from a known GPU's peaks.
 
 The planner's only source of rates. All of them are per rank, with all ranks of the node at work.
 """
@@ -56,11 +56,11 @@ class Machine:
     name: str
     device: Literal["cpu", "cuda"]
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
     ranks_per_node: int
     """Ranks that shared the node's host (and, on CPUs, its cores) when this was measured."""
     memory_bytes: int
-    """Of the GPU, or of the host where the CPU computes."""
+    """Memory of the GPU, or of the host where the CPU computes."""
     matmul_flops_per_s: Mapping[str, float]
     """Achieved, by type: fp32, and bf16 where the device has it; on a GPU in products that leave no
     multiprocessor idle."""
@@ -81,7 +81,7 @@ class Machine:
     network_hop_s: float
     cpu_adam_parameters_per_s: float
     disk_read_bytes_per_s: float
-    """Of the node's disk, all ranks together."""
+    """Rate of the node's disk, all ranks together."""
     disk_write_bytes_per_s: float
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -171,7 +171,7 @@ _OF_PROFILE = "a file that shardscale profile has written"
 
 
 class _Fault(Exception):
-    """What is wrong with a profile, without the file's name."""
+    """A fault of a profile, without the file's name."""
 
 
 _MAY_BE_ABSENT = ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "collectives")

@@ -80,7 +80,7 @@ def predict(
     the context of a GPU, come on top.
 
     Args:
-        gpu: whose kernels take memory of their own; None on a CPU, or of one that nobody knows.
+        gpu: whose kernels take memory of their own; None on a CPU, or of an unknown one.
         memory_bytes: of the device, where that is known: DeepSpeed's stages 1 and 2 put weights end
             to end on the host where there is no room for them twice.
 

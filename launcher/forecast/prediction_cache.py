@@ -30,7 +30,7 @@ from launcher.util.packages import version_of
 
 FOLDER: Final = "plan"
 MAX_FILES: Final = 4096
-"""Of a few KB each; the oldest are removed beyond."""
+"""Entries, a few KB each; the oldest are removed beyond."""
 _LEDGERS: Final = ("held", "first_step", "peak")
 
 

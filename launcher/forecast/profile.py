@@ -135,7 +135,7 @@ def _model(name: str) -> ModelConfig:
 
 
 def _check_computes() -> None:
-    """Refuse a stand-in, whose kernels are infinitely fast."""
+    """Reject a null GPU, whose kernels are infinitely fast."""
     ones = torch.ones(64, 64, device="cuda")
     found, expected = float((ones @ ones).sum()), float(64**3)
     if found != expected:
@@ -220,7 +220,7 @@ def _rank(
     warnings.filterwarnings("ignore", category=FutureWarning, message="`torch.distributed")
     found = Bench(model, device, effort, say).run(disk_folder)
     if nproc > 1:
-        dist.barrier()  # nobody may leave while another still communicates
+        dist.barrier()  # none may leave while another still communicates
     pipe.send(found)
     # As in launcher.parallel.world.leave: gloo's threads may abort an interpreter's teardown.
     os._exit(0)

@@ -32,8 +32,8 @@ class _High:
 
 
 class Events:
-    """What an allocator would be asked for: (storage, bytes) in program order, 0 bytes meaning
-    freed; among them (EMPTY_CACHE, 0). Stretches are taken apart as one goes along."""
+    """Requests to an allocator: (storage, bytes) in program order, 0 bytes meaning freed; among
+    them (EMPTY_CACHE, 0). Summaries are taken apart during iteration."""
 
     def __init__(self, log: list[tuple[int, int] | AllocationSummary], storages: int) -> None:
         self._log = log
@@ -201,7 +201,7 @@ class Timeline:
         """The ledger at a period's highest moment."""
         high = self._highs[period]
         lines = dict(high.lines)
-        # What rounding adds is nobody's tensor.
+        # No tensor owns what rounding adds.
         lines["temporary"] += high.size_bytes - sum(lines.values())
         return Ledger(
             moment="predicted",

@@ -1,4 +1,4 @@
-"""Seconds per step, by phase, of a run that nobody has started.
+"""Seconds per step, by phase, of a run that has not started.
 
 Arithmetic over the achieved rate, bytes over memory bandwidth, transfers over links, less what the
 device does at the same time.
@@ -35,7 +35,7 @@ from launcher.util.errors import UserError
 NORM_BYTES: Final = 4
 CLIP_BYTES: Final = 8
 CPU_ADAM_BYTES: Final = NORM_BYTES + CLIP_BYTES + 28
-"""What a machine's rate of CPU-Adam was measured over, per parameter."""
+"""Bytes per parameter over which a machine's rate of CPU-Adam was measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class StepTime:
     exposed_communication_s: float
     """The part of it that nothing hides; contained in the phases."""
     tokens: int
-    """Of the global batch."""
+    """Tokens of the global batch."""
 
     @property
     def total_s(self) -> float:
@@ -186,7 +186,7 @@ def compute_s(work: Work, resolved: Resolved, machine: Machine, hooks: float = 0
 
 
 def rated_type(resolved: Resolved, machine: Machine) -> str:
-    """The type of the matmuls, in which the machine computes. What fp8 adds to bf16 is told by
+    """The type of the matmuls, in which the machine computes. FP8_GAIN says what fp8 adds to bf16,
     `launcher.forecast.on_gpu`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a rank sends to others and moves to and from its host in a step, in bytes.
+"""Bytes that a rank sends to others and moves to and from its host in a step.
 
 Which collectives run, in which type and how often, was read in the strategies here and in torch's
 and DeepSpeed's sources; each strategy's docstring says which. What it takes in seconds depends on
@@ -32,19 +32,19 @@ class Transfer:
     replicas: bool = False
     """Among the ranks that hold the same shard, not among those that share it."""
     hideable: bool = True
-    """Whether computation can go on meanwhile."""
+    """Computation can go on meanwhile."""
 
 
 class Hooks(NamedTuple):
-    """How often a strategy's own Python runs in a pass over the model: for what is computed next,
-    in a forward as in a backward, and for gradients in a backward."""
+    """Count the calls of a strategy's own Python in a pass over the model: for the next modules, in
+    a forward as in a backward, and for gradients in a backward."""
 
     modules: int = 0
-    """Whose parameters are fetched, one module at a time."""
+    """Modules whose parameters are fetched, one at a time."""
     groups: int = 0
-    """Of parameters, that are gathered together."""
+    """Groups of parameters that are gathered together."""
     gradients: int = 0
-    """Of single parameters."""
+    """Gradients of single parameters."""
 
 
 NO_HOOKS: Final = Hooks()
@@ -63,7 +63,7 @@ class Traffic:
 
 
 class Reduced(NamedTuple):
-    """How many parameters have gradients, by when those are complete."""
+    """Count parameters by the time at which their gradients are complete."""
 
     before_embeddings: float
     embeddings: int
@@ -87,13 +87,13 @@ class Wire:
         self.device_type = device_type
         self.of_another_trainer = resolved.of_another_trainer
         self.stored_bytes = types.stored.itemsize
-        """Of an element, between steps."""
+        """Bytes of an element between steps."""
         self.computed_bytes = types.computed.itemsize
         self.shard_ranks = self.sharding.shard_ranks(world_size) // self.sharding.replicate
         self.blocks = model.layers * _block_elements(model, self.computed_bytes)
-        """Of what is computed with; quantised weights count by their bytes."""
+        """Elements that are computed with; quantised weights count by their bytes."""
         self.embeddings = model.embedding_parameter_count
-        """Of tokens and positions: used first, so their gradients are complete last."""
+        """Embeddings of tokens and positions: used first, so their gradients are complete last."""
         per_block = 8 if model.qk_norm else 6
         self.modules = per_block * model.layers + (3 if model.position == "learned" else 2)
         """That have parameters: norms, linears, embeddings; a tied head has none."""
@@ -108,7 +108,7 @@ class Wire:
         resting = self.stored_bytes * trained
         resting += self.computed_bytes * (model.parameter_count - trained)
         self.resting_bytes = resting / model.parameter_count
-        """Of an element of a shard, on average: frozen ones are stored as they are computed."""
+        """Mean bytes of an element of a shard: frozen ones are stored as they are computed."""
 
     def gather(
         self, parameters: float, *, pieces: int, host_element: float, hideable: bool = True

@@ -1,4 +1,4 @@
-"""What a profile times: the parts of a model, forward and backward, on made-up values."""
+"""Workloads that a profile times: the parts of a model, forward and backward, on made-up values."""
 
 from collections.abc import Callable, Sequence
 

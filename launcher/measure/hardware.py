@@ -1,7 +1,7 @@
 """Known GPUs: data-sheet figures, and the memory overhead of a CUDA context and NCCL.
 
 The one table of GPUs: MFU's peak rates are read from it, and `launcher.forecast.machine` makes of
-an entry a machine that nobody has measured. A `shardscale profile` of the real one beats all of it.
+an entry a machine without a measurement. A `shardscale profile` of the real one beats all of it.
 """
 
 import difflib
@@ -38,7 +38,7 @@ class Gpu:
     """With 16 lanes."""
     multiprocessors: int
     source: str
-    """Whose data sheet the figures are from."""
+    """The maker, whose data sheet has the figures."""
     nvlink_bytes_per_s: float | None = None
     """To all GPUs of the node together, in one direction; None for PCIe and for bridged pairs."""
     network_bytes_per_s: float = ASSUMED_NETWORK_BYTES_PER_S
@@ -156,7 +156,7 @@ GPUS = (
 
 
 def is_rehearsal() -> bool:
-    """Return whether this process sees stand-in GPUs, whose seconds and context are no GPU's."""
+    """Return whether this process sees null GPUs, whose seconds and context are no GPU's."""
     return STAND_IN_GPUS in os.environ
 
 

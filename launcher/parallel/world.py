@@ -241,7 +241,7 @@ def leave(code: int, *, together: bool) -> NoReturn:
     """
     if together and dist.is_initialized():
         dist.barrier()
-        # The agent ends the others when the first leaves with a code: all is said by now.
+        # The agent ends the others when the first leaves with a code: all is reported by now.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for act in _LAST_ACTS:
         act()

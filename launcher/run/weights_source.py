@@ -1,4 +1,4 @@
-"""Where a run's weights come from: --init-from, or the checkpoint of --resume."""
+"""Find the weights that a run begins with: of --init-from, or the checkpoint of --resume."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Processor cores of this process, and children that never outlive their parent (Linux only).
 
-Whoever starts one of our programs adds `for_children()` to its environment. The child arranges its
+A program that starts one of ours adds `for_children()` to its environment. The child arranges its
 end first of all (see launcher/__init__.py), before seconds of imports.
 """
 

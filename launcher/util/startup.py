@@ -135,7 +135,7 @@ def outlive_readers() -> None:
         except OSError:  # closed; the next file to be opened would get its number, and its text
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         before = getattr(sys, name)
-        if before is getattr(sys, f"__{name}__"):  # nobody captures it
+        if before is getattr(sys, f"__{name}__"):  # it is not captured
             outlet = io.BufferedWriter(_Outlet(number, "w", closefd=False))
             encoding = getattr(before, "encoding", "utf-8")
             text = io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=True)

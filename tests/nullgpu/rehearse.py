@@ -1,4 +1,4 @@
-"""The plan of bench/gpu on the stand-in GPU: does every command still run?
+"""The plan of bench/gpu on the null GPU: does every command still run?
 
     PYTHON=ENV/bin/python ENV/bin/python tests/nullgpu/rehearse.py FOLDER [FLAG...]
 

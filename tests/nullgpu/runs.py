@@ -1,4 +1,4 @@
-"""Runs the launcher on the stand-in GPU, each command in a process of its own."""
+"""Runs the launcher on the null GPU, each command in a process of its own."""
 
 import json
 import os

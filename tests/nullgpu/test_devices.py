@@ -92,7 +92,7 @@ def test_what_nothing_stands_in_for_is_named_and_fails() -> None:
     program = "import torch\ntorch.cuda.Event(interprocess=True).ipc_handle()"
     done = run([H100], sys.executable, "-c", program)
     assert done.returncode == 1
-    assert "shardscale: the stand-in GPU has no cudaIpcGetEventHandle: it answers" in done.stderr
+    assert "shardscale: the null GPU has no cudaIpcGetEventHandle: it answers" in done.stderr
     assert "operation not supported" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The plan of bench/gpu on the stand-in GPU: parts that compare values are recorded as failed."""
+"""The plan of bench/gpu on the null GPU: parts that compare values are recorded as failed."""
 
 import json
 import subprocess
@@ -43,6 +43,6 @@ def test_its_results_are_not_published(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.endswith(
-        "results of the stand-in GPU are no measurements: set OUT to another folder\n"
+        "results of the null GPU are no measurements: set OUT to another folder\n"
     )
     assert list((ROOT / "bench" / "results").glob("gpu-*stand-in*")) == []

@@ -1,4 +1,4 @@
-"""`infer-bench` on the stand-in GPU: eager and compiled, with the kernels that CUDA takes."""
+"""`infer-bench` on the null GPU: eager and compiled, with the kernels that CUDA takes."""
 
 import subprocess
 import sys

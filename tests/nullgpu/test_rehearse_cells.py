@@ -1,4 +1,4 @@
-"""`shardscale.rehearse()` and `%%rehearse`: cells of a notebook on the stand-in GPU."""
+"""`shardscale.rehearse()` and `%%rehearse`: cells of a notebook on the null GPU."""
 
 from pathlib import Path
 

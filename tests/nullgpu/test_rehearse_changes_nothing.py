@@ -1,4 +1,4 @@
-"""Programs of others take the way on the stand-in GPU that they would take on a real one."""
+"""Programs of others take the way on the null GPU that they would take on a real one."""
 
 import json
 import sys

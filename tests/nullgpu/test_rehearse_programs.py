@@ -1,4 +1,4 @@
-"""Programs that know nothing of us, rehearsed and watched on the stand-in GPU."""
+"""Programs that know nothing of us, rehearsed and watched on the null GPU."""
 
 import ast
 import json

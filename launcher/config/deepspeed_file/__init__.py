@@ -1,7 +1,7 @@
 """A user's DeepSpeed file as a source of values, between `--config` and the defaults.
 
 Its values are adopted where neither flag nor `--config` gives one, and refused where one of them
-gives another; all conflicts of a file are told at once.
+gives another; all conflicts of a file are reported at once.
 """
 
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""What one micro-batch allocates and frees, from running the real model without memory.
+"""Trace the allocations and frees of one micro-batch by running the real model without memory.
 
 The model runs under FakeTensorMode, followed by the tracker that also measures
 (`launcher.measure.live_trace`), so that a predicted byte and a measured byte mean the same.

@@ -5,7 +5,7 @@ torch/_inductor/compile_fx.py, which offers a place for the compiler of one grap
 kept for backward is exact. In that place stands a graph that allocates as inductor's code would:
 a kernel of its own, as a matrix product, has its operands and its result in memory; what is
 between two of them is fused into kernels that write only what one of those reads, or the graph
-returns. Such a kernel writes over a tensor that nobody reads after it. Nothing is fused in another
+returns. Such a kernel writes over a tensor that has no later reader. Nothing is fused in another
 order than the graph's, but for copies in fp8; partial sums are left out.
 
 Work is counted kernel by kernel, too. A fused one moves what it reads and writes; those that follow
@@ -73,7 +73,7 @@ def compiled(
             vars(block)["forward"] = types.MethodType(forward, block)
         else:
             vars(block)["forward"] = compile_(_anew(own))
-    logging.disable(logging.ERROR)  # of what dynamo falls back from; a run is told, too
+    logging.disable(logging.ERROR)  # of what dynamo falls back from; a run reports it
     try:
         # A backward's graph that waits for the first backward would be copied there, under the
         # recorder's mode, which constants in it do not survive.

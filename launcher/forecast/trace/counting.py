@@ -37,7 +37,7 @@ class WorkCounter:
         self.visible_keys: int | None = None
         """Keys that a causal kernel scores for each query, where a window leaves it fewer."""
         self.chunks = 1
-        """Of the loss, of which at most three run."""
+        """Chunks of the loss, of which at most three run."""
         self.paused = False
 
     @property

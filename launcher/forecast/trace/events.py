@@ -74,12 +74,12 @@ class MicroBatch:
     forward: list[Segment]
     backward: list[Segment]
     left: list[Key]
-    """What the backward leaves: the loss, and what its graph still holds. No gradients."""
+    """Tensors that the backward leaves: the loss, and what its graph still holds. No gradients."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """Where and in which types the model computes: parameters as given, or fp32 under bf16
+    """Device and types in which the model computes: parameters as given, or fp32 under bf16
     autocast; frozen ones in a type of their own.
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
@@ -103,8 +103,8 @@ class Compute:
 
 
 PartialBytes = Callable[[int, int, int], int]
-"""What a GPU takes while it sums up the rows of a matrix, of (rows, columns, bytes of an
-element)."""
+"""(rows, columns, bytes of an element) -> bytes that a GPU takes while it sums up the rows of a
+matrix."""
 Works = dict[tuple[Place, Repeat], SegmentWork]
 # A storage of a trace: the segment that allocates it, and its number among that segment's.
 AllocationId = tuple[Place, int]
@@ -132,7 +132,7 @@ class Trace:
     marks: list[tuple[Module | Tuned, Place, int]]
     works: Works
     chunks: int
-    """Of the loss."""
+    """Chunks of the loss."""
     unlike: frozenset[tuple[int, int]] = frozenset()
     """Sizes of two tensors of compiled blocks of which the first would take the second's memory if
     they were equal."""

@@ -19,7 +19,7 @@ from launcher.model.linears import fp8_linears
 
 _FORWARD: Final = torch.float8_e4m3fn
 _BACKWARD: Final = torch.float8_e5m2
-"""Of gradients, whose range is wider."""
+"""Type of gradients, whose range is wider."""
 
 
 def round_linears(decoder: nn.Module, computed: torch.dtype, *, in_graphs: bool) -> None:

@@ -37,10 +37,10 @@ from launcher.parallel.mesh import ModelParallelRank
 from launcher.strategies.parameters import parameter_shapes
 
 _MOST_BYTES: Final = 2**60
-"""Of the largest tensor of a recording: sizes are 64-bit numbers."""
+"""Size of the largest tensor of a recording: sizes are 64-bit numbers."""
 _LARGEST_TOGETHER: Final = 8
 _FEWEST_TOKENS: Final = 32
-"""Of a sequence, so that chunks of the loss have more rows than any dimension."""
+"""Length of a sequence, so that chunks of the loss have more rows than any dimension."""
 
 
 def trace_of(

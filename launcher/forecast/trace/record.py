@@ -51,7 +51,7 @@ class Recorder(LiveTrace):
         compute: on a GPU autograd adds a gradient to an earlier one in that one's memory, as it
             does with real tensors under no dispatch mode (torch 2.13.0's
             torch/csrc/autograd/input_buffer.cpp): where grad mode is off, and the earlier one is
-            dense and belongs to nobody else. With fake tensors it never does, nor under the mode
+            dense and has no other owner. With fake tensors it never does, nor under the mode
             that measures on a CPU.
     """
 
@@ -148,7 +148,7 @@ class Recorder(LiveTrace):
         if live in self._known:
             return
         if added is not None and live is added[0]:
-            # Freed at once, so that nobody else had it: the sum took its place.
+            # Freed at once, so that it had no other owner: the sum took its place.
             self._allocations[added[1]] = self._allocations.pop(live)
             return
         if live not in self._allocations:

@@ -31,7 +31,7 @@ CHUNKS: Final = 3
 which asks the allocator for what the one before has just freed."""
 _HEAD: Final = Place("head")
 _FIRST_CODE: Final = 2**62
-"""Of the numbers that stand for partial sums while a template is recorded: no tensor is as
+"""First of the numbers that stand for partial sums while a template is recorded: no tensor is as
 large."""
 
 Dimensions = Mapping[str, int]
@@ -51,7 +51,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class PartialSums:
-    """What a GPU takes while it sums up the rows of a matrix: see `partial_sums_bytes`."""
+    """Bytes that a GPU takes while it sums up the rows of a matrix: see `partial_sums_bytes`."""
 
     rows: Size
     columns: Size
@@ -63,7 +63,7 @@ class Template:
     """A trace with products in the place of its sizes."""
 
     trace: Trace
-    """Of `sizes`' indices in the place of bytes."""
+    """A trace with indices into `sizes` in the place of bytes."""
     sizes: tuple[Size | PartialSums, ...]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 Repeat = Literal["once", "first_chunk", "chunk", "last_chunk"]
-"""Which chunk of the loss runs; `chunk` stands for all between the first and the last."""
+"""Names of the loss's chunks; `chunk` stands for all between the first and the last."""
 _SUMMED: Final = ("attention_flops", "elementwise_bytes", "copied_bytes", "fused_bytes")
 
 
@@ -19,7 +19,7 @@ class Product(NamedTuple):
     columns: int
     inner: int
     element_bytes: int
-    """Of its result."""
+    """Element size of its result."""
     fp8: bool = False
 
     @property
@@ -102,9 +102,9 @@ class Work:
     """Work of a pass of one rank over one micro-batch, or of a part of it."""
 
     products: Mapping[Product, float]
-    """How often each is computed."""
+    """Product -> times that it is computed."""
     attention_flops: float
-    """Of fused kernels, less what they skip because the mask hides it."""
+    """FLOPs of fused kernels, less what they skip because the mask hides it."""
     elementwise_bytes: float
     copied_bytes: float
     fused_bytes: float

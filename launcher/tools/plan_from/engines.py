@@ -1,4 +1,4 @@
-"""How the bytes of each trainer differ: one row each, with the version and where it says so."""
+"""Differences of each trainer's bytes: one row each, with the version and the source."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple

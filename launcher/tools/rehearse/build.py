@@ -65,7 +65,7 @@ class Torch:
     version: str
     cuda: str
     folders: tuple[Path, ...]
-    """Of the packages that have headers and libraries."""
+    """Folders of the packages that have headers and libraries."""
 
     def headers(self) -> list[Path]:
         """Folders of header files."""
@@ -143,7 +143,7 @@ def _compiler() -> str:
         if found := shutil.which(name):
             return found
     raise UserError(
-        f"no C compiler ({' or '.join(wanted)}), and the stand-in GPU is compiled at its first "
+        f"no C compiler ({' or '.join(wanted)}), and the null GPU is compiled at its first "
         f"use: install gcc {OLDEST_GCC} or newer, or name one in CC"
     )
 
@@ -188,7 +188,7 @@ def run_compiler(command: Sequence[str]) -> None:
         lines = done.stderr.splitlines()
         error = next((line for line in lines if "error" in line), _last_line(done.stderr))
         raise UserError(
-            f"{command[0]} cannot compile the stand-in GPU ({error.strip()}): it needs gcc "
+            f"{command[0]} cannot compile the null GPU ({error.strip()}): it needs gcc "
             f"{OLDEST_GCC} or newer, so name one in CC"
         )
 

@@ -1,4 +1,4 @@
-"""Run a program on the stand-in GPU, and judge what it needed."""
+"""Run a program on the null GPU, and judge what it needed."""
 
 import re
 import shutil
@@ -56,7 +56,7 @@ class Rehearsal:
     unlimited: Stage | None
     cards: Sequence[CardFit]
     seconds: Mapping[int, StepSeconds]
-    """Of a step, by rank, on the GPU asked for."""
+    """Seconds of a step, by rank, on the GPU asked for."""
 
     @property
     def slowest(self) -> int | None:

@@ -53,7 +53,7 @@ _REMEDIES: dict[str, dict[str, str]] = {
     },
 }
 SMALLEST_SHARE = 0.05
-"""Of the peak; less of it is not worth a change."""
+"""Share of the peak; less of it is not worth a change."""
 _SAME = {"grads": "optimizer", "master": "optimizer", "frozen": "params", "buffers": "temporary"}
 
 

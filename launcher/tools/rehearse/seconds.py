@@ -27,8 +27,8 @@ _COLLECTIVES: tuple[Collective | None, ...] = (
     *("all_reduce", "all_reduce", "all_gather", "all_gather", "reduce_scatter", "all_to_all"),
     *(None, None),
 )
-"""Of nccl.c's kinds: reduce and broadcast send what half of an all-reduce does; messages between
-two ranks are none."""
+"""The collective that each of nccl.c's kinds is priced as: reduce and broadcast as half of an
+all-reduce; messages between two ranks are none."""
 _REDUCE, _BROADCAST, _ALL_GATHER, _SEND = 1, 2, 3, 6
 _TO_DEVICE, _TO_HOST = 1, 2
 _HOOKS = (0, FETCH_HOOK_OPERATORS, GRADIENT_HOOK_OPERATORS, GROUP_HOOK_OPERATORS)
@@ -43,16 +43,16 @@ class StepSeconds:
     products_s: float
     attention_s: float
     moved_s: float
-    """Of kernels that are bound by memory, and of copies on the device."""
+    """Seconds of kernels that are bound by memory, and of copies on the device."""
     starts_s: float
     """Between kernels."""
     messages_s: float
-    """Of all collectives; `hidden_s` of it and of transfers beside other work."""
+    """Seconds of all collectives; `hidden_s` of it and of transfers beside other work."""
     transfers_s: float
     """Between the host and the device."""
     hidden_s: float
     host_s: float
-    """Of the host, to dispatch every operator and to run a strategy's hooks."""
+    """Seconds of the host, to dispatch every operator and to run a strategy's hooks."""
 
 
 def step_seconds(timeline: Timeline, machine: Machine) -> StepSeconds:

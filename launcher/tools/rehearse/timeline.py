@@ -59,7 +59,7 @@ class Operator:
     type_: str
     """In which it computes: fp32, tf32, bf16 or fp16."""
     ranks: tuple[int, ...] | None
-    """Of the group, where it is a message."""
+    """Ranks of the group, where it is a message."""
     multiplies: bool = False
     """True for a kernel of Triton with products, which are not counted."""
 

@@ -46,7 +46,7 @@ class Runtime:
     """pyodide.asm.js"""
     wasm: bytes
     library: bytes
-    """python_stdlib.zip, without what nobody here loads."""
+    """python_stdlib.zip, without modules that nothing here loads."""
     lock: str
     """pyodide-lock.json without its packages."""
 

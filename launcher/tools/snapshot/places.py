@@ -1,4 +1,4 @@
-"""Where an allocation was made, from the stack that a snapshot keeps with it."""
+"""Locate an allocation by the stack that a snapshot keeps with it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _CPLUSPLUS_BACKWARD: Final = re.compile(r"torch::autograd::.*(Engine|Node)|_engi
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an allocation was made."""
+    """The place where an allocation was made."""
 
     phase: str
     """One of `PHASES`."""

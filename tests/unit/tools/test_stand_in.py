@@ -1,4 +1,4 @@
-"""The stand-in GPU, as far as it needs no CUDA build of torch: who may use it, and what it is."""
+"""The null GPU, as far as it needs no CUDA build of torch: who may use it, and what it is."""
 
 import sys
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_build_without_headers_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(UserError, match=r"cannot compile the stand-in GPU .*cu\w+\.h"):
+    with pytest.raises(UserError, match=r"cannot compile the null GPU .*cu\w+\.h"):
         built_for(interpreter(tmp_path, CUDA))
     assert list((tmp_path / "cache" / "stand-in").glob("*/")) == []  # nothing half
 

@@ -1,4 +1,4 @@
-"""The stand-in GPU and the watchdog threads of torch's NCCL groups, which sleep for 100 ms."""
+"""The null GPU and the watchdog threads of torch's NCCL groups, which sleep for 100 ms."""
 
 import shutil
 import subprocess

@@ -21,4 +21,4 @@ KINDS: tuple[Kind, ...] = (
     TRL,
     TRAINING_ARGUMENTS,
 )
-"""Of two with as many marks in a file, the first is taken."""
+"""In the order in which they are taken, where two have as many marks in a file."""

@@ -62,7 +62,7 @@ static void read_machine(void) {
         return;
     space_begin = mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space_begin == MAP_FAILED) {
-        fputs("shardscale: the stand-in GPU needs 64 TiB of address space (no memory), and the "
+        fputs("shardscale: the null GPU needs 64 TiB of address space (no memory), and the "
               "limit is lower: ulimit -v unlimited\n", stderr);
         machine_count = 0;
         return;

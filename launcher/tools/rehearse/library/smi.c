@@ -84,7 +84,7 @@ int main(int count, char **words) {
         }
     }
     if (!fields && !list)
-        printf("The stand-in GPU of shardscale: no kernels run.\n");
+        printf("The null GPU of shardscale: no kernels run.\n");
     if (fields && !noheader)
         print_line(NULL, fields);
     for (int number = 0; number < machine_device_count(); number++) {

@@ -1,4 +1,4 @@
-"""Let a program on the stand-in GPU pass where its libraries would need a real one.
+"""Let a program on the null GPU pass where its libraries would need a real one.
 
 distributed.py: collectives whose sums are read on the host, and a world of one rank.
 built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
@@ -15,7 +15,7 @@ from shardscale_after import after_import
 
 
 def begin() -> None:
-    """Arrange for each library to be prepared after its import, where the stand-in is loaded."""
+    """Arrange for each library to be prepared after its import, where the null GPU is loaded."""
     if not hasattr(ctypes.CDLL(None), "shardscale_follow"):
         return
     only = os.environ.get("SHARDSCALE_STAND_IN_RANK")

@@ -16,7 +16,7 @@ class Clock:
     """Spans of phases, and ended steps whose marks the device has perhaps not reached yet.
 
     On a GPU a mark is a CUDA event, on a CPU a reading of the clock; with `timed` False, as on a
-    stand-in GPU that runs no kernel, durations are unknown.
+    null GPU that runs no kernel, durations are unknown.
     """
 
     def __init__(self, torch: Any, *, on_gpu: bool, timed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Where in the program something happened, and whether an error is one of memory."""
+"""Locate events in the program, and tell errors of memory from others."""
 
 from __future__ import annotations
 

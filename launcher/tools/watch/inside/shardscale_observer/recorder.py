@@ -49,7 +49,7 @@ class Recorder:
         self.values: Any = None
         """Reads of values in a rehearsal (values.Values); None elsewhere."""
         self.timeline: Any = None
-        """Of one more step of a rehearsal (shardscale_rehearsal/timeline.py); None elsewhere."""
+        """One more step of a rehearsal (shardscale_rehearsal/timeline.py); None elsewhere."""
         self.closed = self.failed = False
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None

@@ -27,7 +27,7 @@ _READERS_OF_TORCH = ("grad_scaler.py", f"{os.sep}torch{os.sep}distributions{os.s
 
 
 class Place(NamedTuple):
-    """Where a value is read; `call` is the source of what reads it, empty where that is unknown."""
+    """A place where a value is read; `call` is the reading expression, empty if unknown."""
 
     file: str
     line: int

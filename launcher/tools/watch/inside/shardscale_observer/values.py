@@ -32,7 +32,7 @@ from shardscale_observer.rules import Place, answer, places
 SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
 MOST_READS = 10_000
-"""Of one line in one step; more is a loop that waits for a value."""
+"""Reads of one line in one step; more is a loop that waits for a value."""
 NOWHERE = Place("backward", 0, "", "")
 """Autograd's threads have no frames but torch's own."""
 
@@ -46,7 +46,7 @@ class Values:
         self._waits = waits
         self.places: dict[tuple[str, str, Any], dict[str, Any]] = {}
         self._in_step: dict[tuple[str, str, Any], int] = {}
-        self._recall = ctypes.CDLL(None).shardscale_recall  # of the stand-in: bytes that are known
+        self._recall = ctypes.CDLL(None).shardscale_recall  # of the null GPU: bytes that are known
         self._recall.restype = ctypes.c_size_t
         self._library: Any = None
 
