@@ -256,6 +256,14 @@ def test_each_expert_of_a_mixture_gets_an_equal_share(
     assert peak < 1.5 * balanced
 
 
+def test_products_of_triton_kernels_are_reported_as_missing(tmp_path: Path) -> None:
+    program = str(Path(LOOP).with_name("flex.py"))
+    words = ("rehearse", "--gpu", "H100", "--out", str(tmp_path / "run"), "--")
+    done = shardscale(*words, sys.executable, program)
+    # One forward, and one backward.
+    assert "    2 calls of Triton kernels multiply: they are counted by the bytes" in done.stdout
+
+
 def test_an_answer_of_the_user(tmp_path: Path) -> None:
     line = Path(LOOP).read_text().splitlines().index("            while loss.item() < 5:") + 1
     code, found = rehearse(tmp_path / "run", "h100", "loop", "--answer", f"loop.py:{line}=7.5")

@@ -154,11 +154,10 @@ class Timeline:
             names = getattr(getattr(kernel, "fn", kernel), "arg_names", ())
             sizes = _moved_bytes(args, kwargs, names)
             key = (compiled, id(getattr(kernel, "fn", kernel)), tuple(sizes))
-            multiplies = "tl.dot" in str(getattr(getattr(kernel, "fn", kernel), "src", ""))
             described = {
                 "name": "compiled" if compiled else "triton",
                 "bytes": sizes,
-                "multiplies": multiplies,
+                "multiplies": _multiplies(kernel),
             }
             with self.operator(key, described):
                 return run(kernel, *args, **kwargs)
@@ -191,6 +190,17 @@ class _Mode(TorchDispatchMode):
             described |= {"args": _described(args), "kwargs": _described(kwargs)}
             described["out"] = _described(out)
         return out
+
+
+def _multiplies(kernel: Any) -> bool:
+    """Return True for a kernel in Triton that multiplies, perhaps in a function that it calls."""
+    if "TEMPLATE" in str(getattr(kernel, "heuristic_type", "")):
+        return True  # torch.compile's own, of which all do: products, convolutions, FlexAttention
+    function = getattr(kernel, "fn", kernel)
+    functions = [function]
+    if python := getattr(function, "fn", None):  # torch.compile keeps none
+        functions += [python.__globals__.get(name) for name in python.__code__.co_names]
+    return any("tl.dot" in str(getattr(each, "src", "")) for each in functions)
 
 
 def _is_compiled() -> bool:
