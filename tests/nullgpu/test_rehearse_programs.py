@@ -256,12 +256,18 @@ def test_each_expert_of_a_mixture_gets_an_equal_share(
     assert peak < 1.5 * balanced
 
 
-def test_products_of_triton_kernels_are_reported_as_missing(tmp_path: Path) -> None:
+def test_flex_attention_is_priced_by_its_products(tmp_path: Path) -> None:
     program = str(Path(LOOP).with_name("flex.py"))
-    words = ("rehearse", "--gpu", "H100", "--out", str(tmp_path / "run"), "--")
-    done = shardscale(*words, sys.executable, program)
-    # One forward, and one backward.
-    assert "    2 calls of Triton kernels multiply: they are counted by the bytes" in done.stdout
+    words = ("rehearse", "--gpu", "H100", "--out", str(tmp_path / "run"))
+    done = shardscale(*words, "--", sys.executable, program)
+    # One forward, and one backward, with a mask.
+    assert "    2 calls of FlexAttention have masks, which are not known here" in done.stdout
+    assert "Triton kernels multiply" not in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "fused attention" in line]
+    products = (2 + 5) * (1 + 0.5)  # forward and backward, of all keys and of the causal half
+    flops = products * 2 * 2 * 8192 * 8192 * 64
+    rate = Machine.of_gpu("H100", ranks_per_node=1).attention_flops_per_s["bf16"]
+    assert float(line.split()[-1]) == pytest.approx(flops / rate, abs=5e-5)
 
 
 def test_an_answer_of_the_user(tmp_path: Path) -> None:

@@ -193,6 +193,11 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
             f"    {timeline.uncounted_products:,} calls of Triton kernels multiply: they are "
             "counted by the bytes that they move, so this is too little"
         )
+    if timeline.assumed_causal:
+        yield (
+            f"    {timeline.assumed_causal:,} calls of FlexAttention have masks, which are not "
+            "known here: they are counted as causal"
+        )
     if timeline.unknown_kernels:
         yield (
             f"    {timeline.unknown_kernels:,} kernels were launched by no operator that torch "

@@ -62,6 +62,8 @@ class Operator:
     """Ranks of the group, where it is a message."""
     multiplies: bool = False
     """True for a kernel of Triton with products, which are not counted."""
+    masked: bool = False
+    """True for FlexAttention with a mask, which is counted as causal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +87,14 @@ class Timeline:
         """Return the calls of kernels whose products are not counted."""
         return sum(
             entry.kind == Kind.OPERATOR and self.operators[entry.operator - 1].multiplies
+            for entry in self.entries
+        )
+
+    @property
+    def assumed_causal(self) -> int:
+        """Return the calls of FlexAttention whose masks are not known."""
+        return sum(
+            entry.kind == Kind.OPERATOR and self.operators[entry.operator - 1].masked
             for entry in self.entries
         )
 
@@ -119,6 +129,14 @@ def read_timeline(path: Path) -> Timeline | None:
 
 def _operator(described: Mapping[str, Any], fp32: str) -> Operator:
     name: str = described["name"]
+    if (flex := described.get("attention")) is not None:
+        return Operator(
+            name=name,
+            work=replace(_moving(described["bytes"], name), attention_flops=_flex_flops(flex)),
+            type_=_type([flex], fp32),
+            ranks=None,
+            masked=flex["masked"],
+        )
     if "bytes" in described:
         return Operator(
             name=name,
@@ -158,6 +176,15 @@ def _as_copies(work: Work) -> Work:
     elementwise work is an average over a step, norms and sums among it."""
     moved = work.elementwise_bytes + work.copied_bytes
     return replace(work, elementwise_bytes=0.0, copied_bytes=moved)
+
+
+def _flex_flops(shapes: Mapping[str, Any]) -> float:
+    """Return FLOPs of FlexAttention: two products in forward and five in backward, of each half
+    where there is a mask, as the causal one hides."""
+    products = 5 if shapes["backward"] else 2
+    flops: float = 2.0 * products * shapes["sequences"] * shapes["rows"]
+    flops *= shapes["columns"] * shapes["width"]
+    return flops / 2 if shapes["masked"] else flops
 
 
 def _moving(sizes: Sequence[int], name: str = "") -> Work:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardscale_rehearsal import engines
+from shardscale_rehearsal.flex import flex_attention
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 SCALARS = (bool, int, float, str, type(None))
@@ -158,6 +159,7 @@ class Timeline:
                 "name": "compiled" if compiled else "triton",
                 "bytes": sizes,
                 "multiplies": _multiplies(kernel),
+                "attention": flex_attention(kernel, names, args),
             }
             with self.operator(key, described):
                 return run(kernel, *args, **kwargs)
