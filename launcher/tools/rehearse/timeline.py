@@ -129,13 +129,13 @@ def read_timeline(path: Path) -> Timeline | None:
 
 def _operator(described: Mapping[str, Any], fp32: str) -> Operator:
     name: str = described["name"]
-    if (flex := described.get("attention")) is not None:
+    if (shape := described.get("attention")) is not None:
         return Operator(
             name=name,
-            work=replace(_moving(described["bytes"], name), attention_flops=_flex_flops(flex)),
-            type_=_type([flex], fp32),
+            work=replace(_moving(described["bytes"], name), attention_flops=_flex_flops(shape)),
+            type_=_type([shape], fp32),
             ranks=None,
-            masked=flex["masked"],
+            masked=shape["masked"],
         )
     if "bytes" in described:
         return Operator(
@@ -178,13 +178,13 @@ def _as_copies(work: Work) -> Work:
     return replace(work, elementwise_bytes=0.0, copied_bytes=moved)
 
 
-def _flex_flops(shapes: Mapping[str, Any]) -> float:
+def _flex_flops(shape: Mapping[str, Any]) -> float:
     """Return FLOPs of FlexAttention: two products in forward and five in backward, of each half
     where there is a mask, as the causal one hides."""
-    products = 5 if shapes["backward"] else 2
-    flops: float = 2.0 * products * shapes["sequences"] * shapes["rows"]
-    flops *= shapes["columns"] * shapes["width"]
-    return flops / 2 if shapes["masked"] else flops
+    products = 5 if shape["backward"] else 2
+    flops: float = 2.0 * products * shape["sequences"] * shape["rows"]
+    flops *= shape["columns"] * shape["width"]
+    return flops / 2 if shape["masked"] else flops
 
 
 def _moving(sizes: Sequence[int], name: str = "") -> Work:

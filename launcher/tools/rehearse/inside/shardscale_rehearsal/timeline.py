@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardscale_rehearsal import engines
-from shardscale_rehearsal.flex import flex_attention
+from shardscale_rehearsal.flex_attention import flex_attention
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 SCALARS = (bool, int, float, str, type(None))
