@@ -256,6 +256,20 @@ def test_each_expert_of_a_mixture_gets_an_equal_share(
     assert peak < 1.5 * balanced
 
 
+def test_a_process_on_two_gpus_needs_the_larger(tmp_path: Path) -> None:
+    program = str(Path(LOOP).with_name("two_gpus.py"))
+    words = ("rehearse", "--gpu", "H100", "--gpus", "2", "--json", "--out", str(tmp_path / "run"))
+    found = json.loads(shardscale(*words, "--", sys.executable, program).stdout)
+    (rank,), (other,) = found["ranks"], found["other_gpus"]
+    output = 4096 * 8192 * 4  # and its square; the optimizer's states are a fourth of that
+    assert (other["rank"], other["gpu"]) == (0, 1)
+    assert rank["reserved_peak_bytes"] < 2 * output < other["allocated_peak_bytes"]
+    assert other["reserved_peak_bytes"] >= other["allocated_peak_bytes"]
+    cards = {card["gpu"]: card for card in found["cards"]}
+    assert cards["H100"]["used_bytes"] == other["reserved_peak_bytes"] + CONTEXT_BYTES
+    assert "rank 0 uses GPU 1, too: allocated" in "".join(found["report"])
+
+
 def test_flex_attention_is_priced_by_its_products(tmp_path: Path) -> None:
     program = str(Path(LOOP).with_name("flex.py"))
     words = ("rehearse", "--gpu", "H100", "--out", str(tmp_path / "run"))

@@ -87,7 +87,7 @@ class Rehearsal:
 
     def _by_peaks(self) -> Verdict:
         """Without a sequence of allocations (the program records its own): reserved peaks."""
-        reserved = self.stage.worst.reserved_peak_bytes or 0
+        reserved = max(self.stage.worst.reserved_peak_bytes or 0, self.stage.others_bytes)
         return verdict(reserved + outside_bytes(self.world_size), self.gpu.memory_bytes)
 
     @property
@@ -123,7 +123,11 @@ def rehearse(request: Request) -> Rehearsal:
     cards: list[CardFit] = []
     # A program that failed would have needed more, and one that caught it may need what there is.
     if whole.ended_well and complete and not whole.caught:
-        cards = on_every_gpu(list(whole.recordings.values()), world_size=world_size)
+        cards = on_every_gpu(
+            list(whole.recordings.values()),
+            world_size=world_size,
+            others_bytes=whole.others_bytes,
+        )
     seconds = {
         rank: step_seconds(timeline, machine_of(gpu.name, gpus, request.topology))
         for rank, timeline in whole.timelines.items()

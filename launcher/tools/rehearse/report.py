@@ -51,6 +51,12 @@ def lines(result: Rehearsal) -> Iterator[str]:
     yield from _contents(whole, worst)
     if len(whole.ranks) > 1:
         yield from table(("peaks", "allocated", "reserved", "resident set"), _ranks(whole))
+    for other in whole.other_gpus:
+        yield (
+            f"  rank {other['rank']} uses GPU {other['gpu']}, too: allocated "
+            f"{gib(other['allocated_peak_bytes'])}, reserved {gib(other['reserved_peak_bytes'])}; "
+            "the tables above are of its first GPU"
+        )
     yield from _outside(result)
     yield from _seconds(result)
     yield from _values(whole)
@@ -89,6 +95,7 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
         "out_of_memory": [event for rank in result.stage.ranks for event in failures(rank)],
         "suggestions": suggestions(result),
         "ranks": ranks,
+        "other_gpus": whole.other_gpus,
         "cards": [dataclasses.asdict(card) for card in result.cards],
         "folder": str(result.stage.folder),
         "report": list(lines(result)),

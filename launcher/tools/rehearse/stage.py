@@ -56,6 +56,16 @@ class Stage:
         return self.status.state == "oom" or self.gave_up
 
     @property
+    def other_gpus(self) -> list[dict[str, Any]]:
+        """Return the peaks of each GPU that a rank uses besides its own."""
+        return [{"rank": r.number, **gpu} for r in self.ranks for gpu in r.events("other_gpu")]
+
+    @property
+    def others_bytes(self) -> int:
+        """Return the most that is reserved on one of these."""
+        return max((gpu["reserved_peak_bytes"] for gpu in self.other_gpus), default=0)
+
+    @property
     def worst(self) -> WatchedRank:
         """Return the rank that needed most."""
         return max(self.ranks, key=lambda rank: rank.reserved_peak_bytes or 0)

@@ -29,8 +29,14 @@ def outside_bytes(world_size: int) -> int:
     return CONTEXT_BYTES + (NCCL_GROUP_BYTES if world_size > 1 else 0)
 
 
-def on_every_gpu(recordings: Sequence[Recording], *, world_size: int) -> list[CardFit]:
-    """Replay all ranks' allocations on each GPU of the table, smallest first."""
+def on_every_gpu(
+    recordings: Sequence[Recording], *, world_size: int, others_bytes: int = 0
+) -> list[CardFit]:
+    """Replay all ranks' allocations on each GPU of the table, smallest first.
+
+    Args:
+        others_bytes: most that a process has reserved on a GPU besides its own.
+    """
     sequences = [(*allocator_events(one), one.expandable_segments) for one in recordings]
     free = [
         replay(events, streams, expandable_segments=expandable)
@@ -43,7 +49,7 @@ def on_every_gpu(recordings: Sequence[Recording], *, world_size: int) -> list[Ca
             use if use.peak_reserved_bytes <= limit else _limited(sequence, use, limit)
             for use, sequence in zip(free, sequences, strict=True)
         ]
-        cards.append(_card(gpu, uses, limit))
+        cards.append(_card(gpu, uses, limit, others_bytes))
     return cards
 
 
@@ -56,8 +62,8 @@ def _limited(
     return replay(events, streams, limit_bytes=limit, expandable_segments=expandable)
 
 
-def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int) -> CardFit:
-    used = 0
+def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int, others_bytes: int) -> CardFit:
+    used = gpu.memory_bytes - limit + others_bytes if others_bytes else 0
     for use in uses:
         reserved = limit + 1 if use is None else within(use, limit)
         used = max(used, gpu.memory_bytes - limit + reserved)

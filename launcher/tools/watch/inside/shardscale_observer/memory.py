@@ -35,6 +35,10 @@ class Peaks:
         self._reset(device)
         return self._highest(stats, self._before_reset.pop(device, (0, 0)))
 
+    def whole(self, device: int) -> tuple[int, int]:
+        """Return (allocated, reserved) peak bytes of a device that `take` is not called for."""
+        return self._highest(self._stats(device), self._before_reset.get(device, (0, 0)))
+
     def events(self, device: int) -> int:
         """Return how many allocations and frees there were, which numbers the history's events."""
         count = self._stats(device)["allocation"]["all"]

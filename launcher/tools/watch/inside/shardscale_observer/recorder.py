@@ -77,8 +77,20 @@ class Recorder:
         for read in self.values.places.values() if self.values is not None else ():
             self.event("value_read", **read)
         self.event("program_ended", reason=reason, steps=self.steps, libraries=libraries_in_use())
+        self._write_other_gpus()
         if self._sampler is not None:
             self._sampler.stop()
+
+    def _write_other_gpus(self) -> None:
+        """Write the peaks of GPUs that this process uses besides its own (DataParallel, a model on
+        several)."""
+        if self.device is None:
+            return
+        for gpu in set(range(self.torch.cuda.device_count())) - {self.device}:
+            allocated, reserved = self.peaks.whole(gpu)
+            if reserved:
+                peaks = dict(zip(_STEP_PEAKS, (allocated, reserved)))  # noqa: B905
+                self.event("other_gpu", gpu=gpu, **peaks)
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
