@@ -87,10 +87,9 @@ class Recorder:
         if self.device is None:
             return
         for gpu in set(range(self.torch.cuda.device_count())) - {self.device}:
-            allocated, reserved = self.peaks.whole(gpu)
-            if reserved:
-                peaks = dict(zip(_STEP_PEAKS, (allocated, reserved)))  # noqa: B905
-                self.event("other_gpu", gpu=gpu, **peaks)
+            peaks = self.peaks.whole(gpu)
+            if any(peaks):
+                self.event("other_gpu", gpu=gpu, **dict(zip(_STEP_PEAKS, peaks)))  # noqa: B905
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
