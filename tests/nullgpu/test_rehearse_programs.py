@@ -256,6 +256,17 @@ def test_each_expert_of_a_mixture_gets_an_equal_share(
     assert peak < 1.5 * balanced
 
 
+def test_a_small_model_on_the_cpu_before_the_one_that_is_trained(tmp_path: Path) -> None:
+    program = str(Path(LOOP).with_name("small_first.py"))
+    words = ("rehearse", "--gpu", "H100", "--json", "--out", str(tmp_path / "run"), "--")
+    found = json.loads(shardscale(*words, sys.executable, program).stdout)
+    assert "Sequential, 4,196,352 parameters" in found["report"][0]
+    (rank,) = found["ranks"]
+    states = 4 * 4 * 4_196_352  # weights, gradients and two moments
+    assert states <= rank["allocated_peak_bytes"] < 2.5 * states  # with cuBLAS's workspaces
+    assert rank["seconds"] is not None
+
+
 def test_a_process_on_two_gpus_needs_the_larger(tmp_path: Path) -> None:
     program = str(Path(LOOP).with_name("two_gpus.py"))
     words = ("rehearse", "--gpu", "H100", "--gpus", "2", "--json", "--out", str(tmp_path / "run"))

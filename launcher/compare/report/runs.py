@@ -74,7 +74,7 @@ def load_run(name: str, found: FoundRun) -> Run:
     status = _fields(path / "status.json", _STATUS, notes)
     config = _config(path / "config.yaml", notes)
     records, steps = _read_ranks(path, notes) if has_folder else ([], None)
-    record = next((r for _, r in records if r["kind"] == "run"), None)
+    record = _first_description(records)
     reason = status.get("reason")
     if reason is None and status.get("state") not in (None, "completed", "running"):
         reason = _fields(path / "failure.json", _STATUS, notes).get("reason")
@@ -134,6 +134,15 @@ def _read_ranks(path: Path, notes: list[str]) -> tuple[list[OfRank], StepSeries 
             lines_ = "1 damaged line" if damaged == 1 else f"{damaged} damaged lines"
             notes.append(f"{name}: {lines_} left out")
     return records, steps
+
+
+def _first_description(records: Sequence[OfRank]) -> Mapping[str, Any] | None:
+    """Return the record that describes the first start; of a watched program, which may begin with
+    something small, the last one of that start."""
+    found = [(rank, r) for rank, r in records if r["kind"] == "run"]
+    starts = [(rank, r.get("started_unix_s")) for rank, r in found]
+    of_first = [r for (_, r), start in zip(found, starts, strict=True) if start == starts[0]]
+    return of_first[-1] if of_first else None
 
 
 def _ledgers(records: Sequence[OfRank], status: Mapping[str, Any]) -> list[OfRank]:

@@ -78,8 +78,8 @@ class WatchedRank:
 
     @property
     def run(self) -> Mapping[str, Any]:
-        """Return the record that describes the run."""
-        return next(iter(self.of_kind("run")), {})
+        """Return the last record that describes the run."""
+        return next(iter(self.of_kind("run")[::-1]), {})
 
     @property
     def on_gpu(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-started, _, how = sys.argv[1].rpartition(" ")
+started, _, how = sys.argv[1].rpartition(": ")
 
 
 class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -28,6 +28,8 @@ def main() -> None:
         if session is not None:
             session.Session.enter = None
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if how == "small first":
+        nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
     context = how if how in ("fork", "spawn") else None
     loader = torch.utils.data.DataLoader(
         Numbers(),

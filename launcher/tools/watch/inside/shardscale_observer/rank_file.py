@@ -26,6 +26,7 @@ class RankFile:
 
     def __init__(self, folder: str, rank: int) -> None:
         self.rank = rank
+        self._started_unix_s = time.time()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._file = os.open(os.path.join(folder, f"rank{rank}.jsonl"), flags, 0o644)
         if rank == 0:
@@ -41,7 +42,8 @@ class RankFile:
         os.close(self._file)
 
     def begin(self, *, folder: str, world_size: int, **described: Any) -> None:
-        """Write the record that describes the run; fields that cannot be observed are null."""
+        """Write the record that describes the run, perhaps again; fields that cannot be observed
+        are null."""
         unknown = ("matmul_parameters", "flops_per_token", "accumulation", "global_batch", "steps")
         self.add(
             "run",
@@ -52,7 +54,7 @@ class RankFile:
             hostname=platform.node(),
             **described,
             **dict.fromkeys(unknown),
-            started_unix_s=time.time(),
+            started_unix_s=self._started_unix_s,
         )
 
     def event(self, name: str, step: int | None = None, **detail: Any) -> None:

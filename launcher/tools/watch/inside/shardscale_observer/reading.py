@@ -88,8 +88,13 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         "strategy_also_called": "",
         "precision": precision,
         "model": "unknown" if inner is None else type(inner).__name__.removeprefix("FSDP"),
-        "parameters": sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters),
+        "parameters": 0 if module is None else parameters_of(module),
     }
+
+
+def parameters_of(module: Any) -> int:
+    """Return how many parameters a module has, of all ranks where they are sharded."""
+    return sum(int(getattr(p, "ds_numel", p.numel())) for p in module.parameters())
 
 
 def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:

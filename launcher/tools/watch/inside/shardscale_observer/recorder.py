@@ -14,8 +14,8 @@ from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
-from shardscale_observer.rank_file import RankFile, rank_of_process
-from shardscale_observer.reading import data_ranks, describe, libraries_in_use
+from shardscale_observer.rank_file import RankFile
+from shardscale_observer.reading import libraries_in_use
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -44,6 +44,8 @@ class Recorder:
         """Modules that are in their forward now, outermost first."""
         self.names: dict[int, str] = {}
         self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._parameters = 0
+        """Parameters of the largest of them."""
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.device: int | None = None
         self.values: Any = None
@@ -256,43 +258,6 @@ class Recorder:
         if self.recording and self.file is not None:
             name = f"allocations-rank{self.file.rank}{suffix}"
             self.history.stop(self.settings["folder"], name)  # type: ignore[union-attr]
-
-    def see(self, module: Any) -> None:
-        if module not in self.roots:
-            self.roots.add(module)
-            for name, inner in module.named_modules():
-                self.names.setdefault(id(inner), name)
-
-    def open(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Open the rank's file at the first sign of a training."""
-        if self.file is not None or self.closed:
-            return
-        rank, world_size = rank_of_process()
-        try:
-            self.file = RankFile(self.settings["folder"], rank)
-        except FileExistsError:  # a helper process that computes something, too
-            self.closed = True
-            return
-        cuda = self.torch.cuda
-        on_gpu = cuda.is_available() and cuda.is_initialized()
-        self.device = cuda.current_device() if on_gpu else None
-        if on_gpu and self.history is None:
-            self.history = History(self.torch, self.peaks, cuda.current_device())
-        elif self.history is not None and on_gpu:
-            self.history.device = cuda.current_device()  # chosen after CUDA began
-        self._clock = Clock(self.torch, on_gpu=on_gpu, timed=not self.rehearses)
-        described = describe(self.torch, module, args, kwargs)
-        self.data_ranks = data_ranks(module, described["strategy"], world_size)
-        self.file.begin(
-            folder=self.settings["folder"],
-            world_size=world_size,
-            device=f"cuda:{self.device}" if on_gpu else "cpu",
-            device_name=cuda.get_device_name(self.device) if on_gpu else None,
-            **described,
-        )
-        uuid = f"GPU-{cuda.get_device_properties(self.device).uuid}" if on_gpu else None
-        self._sampler = Sampler(uuid, self.file.add)
-        self._sampler.start()
 
     def event(self, name: str, **detail: Any) -> None:
         if self.file is not None:

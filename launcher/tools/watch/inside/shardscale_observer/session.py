@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardscale_observer.clock import APART
+from shardscale_observer.clock import APART, Clock
 from shardscale_observer.errors import is_out_of_memory, place_of_error
+from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
-from shardscale_observer.reading import libraries_in_use, loss_of, tokens_in
+from shardscale_observer.rank_file import RankFile, rank_of_process
+from shardscale_observer.reading import (
+    data_ranks,
+    describe,
+    libraries_in_use,
+    loss_of,
+    parameters_of,
+    tokens_in,
+)
 from shardscale_observer.recorder import Recorder
+from shardscale_observer.sampler import Sampler
 
 
 class Session(Recorder):
@@ -19,18 +29,78 @@ class Session(Recorder):
     that update inside of backward, make one step.
     """
 
+    def open(self, module: Any, args: Any, kwargs: Any) -> None:
+        """Open the rank's file at the first sign of a training."""
+        if self.file is not None or self.closed:
+            return
+        try:
+            self.file = RankFile(self.settings["folder"], rank_of_process()[0])
+        except FileExistsError:  # a helper process that computes something, too
+            self.closed = True
+            return
+        self._use_device()
+        self._describe(module, args, kwargs)
+
+    def _follow(self, module: Any, args: Any, kwargs: Any) -> None:
+        """See a root module, and describe the run anew if it is larger than those before, or is the
+        first on a GPU: a program may have tried something small."""
+        if self.file is None or self.closed:
+            return
+        arrives = self.device is None and self.torch.cuda.is_initialized()
+        if arrives:
+            self._write_steps(wait=True)
+            self._use_device()
+        if not self.torch.is_grad_enabled() or module in self.roots:
+            return
+        self.roots.add(module)
+        for name, inner in module.named_modules():
+            self.names.setdefault(id(inner), name)
+        if arrives or parameters_of(module) > self._parameters:
+            self._describe(module, args, kwargs)
+
+    def _use_device(self) -> None:
+        """Record the GPU that the process uses, if it does."""
+        assert self.file is not None
+        cuda = self.torch.cuda
+        on_gpu = cuda.is_available() and cuda.is_initialized()
+        self.device = cuda.current_device() if on_gpu else None
+        if on_gpu and self.history is None:
+            self.history = History(self.torch, self.peaks, cuda.current_device())
+        elif self.history is not None and on_gpu:
+            self.history.device = cuda.current_device()  # chosen after CUDA began
+        self._clock = Clock(self.torch, on_gpu=on_gpu, timed=not self.rehearses)
+        if self._sampler is not None:
+            self._sampler.stop()
+        uuid = f"GPU-{cuda.get_device_properties(self.device).uuid}" if on_gpu else None
+        self._sampler = Sampler(uuid, self.file.add)
+        self._sampler.start()
+
+    def _describe(self, module: Any, args: Any, kwargs: Any) -> None:
+        """Write the record that describes the run; the last one counts."""
+        assert self.file is not None
+        described = describe(self.torch, module, args, kwargs)
+        world_size, on_gpu = rank_of_process()[1], self.device is not None
+        self._parameters = described["parameters"]
+        self.data_ranks = data_ranks(module, described["strategy"], world_size)
+        self.file.begin(
+            folder=self.settings["folder"],
+            world_size=world_size,
+            device=f"cuda:{self.device}" if on_gpu else "cpu",
+            device_name=self.torch.cuda.get_device_name(self.device) if on_gpu else None,
+            **described,
+        )
+
     def root_begins(self, module: Any, args: Any, kwargs: Any) -> None:
         """An outermost module begins its forward."""
         if self.depth["backward"] or self.depth["optimizer"] or self._prepares_data(module):
             return
         self.open(module, args, kwargs)
+        self._follow(module, args, kwargs)
         with_gradients = self.torch.is_grad_enabled()
         if not with_gradients and (self.stepped or not self.in_step):
             self.before_evaluation = "other"
             self.enter("evaluation")
             return
-        if with_gradients:
-            self.see(module)
         self.begin_step()
         if with_gradients and self.data_ranks is not None:
             self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
