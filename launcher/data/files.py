@@ -19,6 +19,7 @@ from launcher.util.errors import UserError
 from launcher.util.hub_cache import HUB_PREFIX as HUB_PREFIX
 
 TEXT_FIELD = "text"
+COMPRESSED = ".gz"
 SPLITS = ("train", "validation", "test")
 _SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -70,6 +71,12 @@ def shared_splits(named: Collection[str]) -> dict[str, tuple[str, ...]]:
     return {"train": ("train",), **both}
 
 
+def kind_of(path: Path) -> str:
+    """Return the suffix that says what a file holds: that before .gz, if it is compressed."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix == COMPRESSED else suffix
+
+
 def hash_files(paths: Sequence[Path]) -> str:
     """Return the SHA-256 of the files' contents and suffixes, in order; names do not count."""
     digest = hashlib.sha256()
@@ -81,7 +88,8 @@ def hash_files(paths: Sequence[Path]) -> str:
                 content = hashlib.file_digest(file, "sha256").digest()
         except OSError as error:
             raise unreadable(path, error) from error
-        digest.update(path.suffix.lower().encode() + content)
+        suffix = kind_of(path) + (COMPRESSED if path.suffix.lower() == COMPRESSED else "")
+        digest.update(suffix.encode() + content)
     return digest.hexdigest()
 
 

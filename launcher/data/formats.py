@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import io
 import json
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeGuard
+from typing import IO, Any, Final, Literal, NamedTuple, TypeGuard, cast
 
-from launcher.data.files import TEXT_FIELD
+from launcher.data.files import COMPRESSED, TEXT_FIELD, kind_of
 from launcher.util.errors import UserError, one_line
 
 Form = Literal["text", "completions", "turns", "messages", "alpaca", "sharegpt"]
@@ -49,6 +53,32 @@ _FEWEST_WHOLE_DOCUMENTS = 100
 _SHORTEST_PIECE, _LONGEST_PIECE = 512, 16_384
 
 
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, through gzip if it is compressed.
+
+    Raises:
+        UserError: a compressed file is damaged.
+    """
+    if path.suffix.lower() != COMPRESSED:
+        with path.open("rb") as file:
+            yield file
+        return
+    try:
+        with gzip.open(path) as file:
+            yield cast("IO[bytes]", file)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path} cannot be decompressed ({one_line(str(error))}): write or copy it again"
+        ) from error
+
+
+def holds_list(path: Path) -> bool:
+    """Return whether a .json file holds one list, by its first character; else it holds lines."""
+    with open_bytes(path) as file:
+        return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
 def read_text(path: Path) -> Iterator[str]:
     """Yield a UTF-8 file whole, or in pieces of about a million characters.
 
@@ -59,7 +89,10 @@ def read_text(path: Path) -> Iterator[str]:
     try:
         # A foreign file among the standard library's modules is not worth a failed run.
         errors = "replace" if path.suffix == ".py" else "strict"
-        with path.open(encoding="utf-8-sig", errors=errors) as file:
+        with (
+            open_bytes(path) as raw,
+            io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors) as file,
+        ):
             while block := file.read(_READ_CHARACTERS):
                 *pieces, rest = cut(rest + block, _READ_CHARACTERS)
                 yield from pieces
@@ -87,16 +120,16 @@ def read_jsonl(path: Path, field: str, fix: str = _NAME_FIELD) -> Iterator[str]:
 
 def read_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place for error messages, decoded JSON) of each line that is not blank, or of each
-    element of a .json file.
+    element of a .json file that is one list.
 
     Raises:
-        UserError: a line is not UTF-8 or not JSON, or a .json file holds no list.
+        UserError: a line is not UTF-8 or not JSON.
     """
-    if path.suffix.lower() == ".json":
+    if kind_of(path) == ".json" and holds_list(path):
         elements = enumerate(_read_list(path), start=1)
         yield from ((f"{path} example {number}", element) for number, element in elements)
         return
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         lines = iter(partial(file.readline, _LONGEST_LINE_BYTES), b"")
         for number, raw in enumerate(lines, start=1):
             if len(raw) == _LONGEST_LINE_BYTES:
@@ -128,13 +161,12 @@ def _read_list(path: Path) -> list[Any]:
     if path.stat().st_size > _LARGEST_JSON_BYTES:
         raise UserError(f"{path} has more than {_LARGEST_JSON_BYTES:,} bytes: write a .jsonl file")
     try:
-        elements = json.loads(path.read_bytes())
+        with open_bytes(path) as file:
+            elements = json.load(file)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
         reason = one_line(str(error), most=100)
         raise UserError(f"{path} is not JSON ({reason}): correct it, or write .jsonl") from error
-    if not isinstance(elements, list):
-        raise UserError(f"{path} holds no list of examples: write one, or a .jsonl file")
-    return elements
+    return list(elements)
 
 
 def form_of(record: Any) -> Form:

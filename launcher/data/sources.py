@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from launcher.config.schema import DataChoice
 from launcher.data.files import (
+    COMPRESSED,
     HUB_PREFIX,
     TEXT_FIELD,
     field_key,
     hash_files,
+    kind_of,
     named_split,
     shared_splits,
     stamps,
@@ -38,7 +40,8 @@ _MEMO_BYTES = 256 << 20
 _PLAIN = (".txt", ".md")
 _WITH_FIELDS = (".jsonl", ".json", ".parquet")
 _IN_FOLDERS = (*_PLAIN, ".jsonl", ".parquet")
-"""Other .json files of a folder are seldom text."""
+"""Other .json files of a folder are seldom text, but for compressed ones."""
+_READ_COMPRESSED = (*_PLAIN, ".jsonl", ".json")
 _SUFFIXES = (*_PLAIN, *_WITH_FIELDS)
 _READ = ", ".join(_SUFFIXES)
 _NOT_STDLIB_TEXT = frozenset(
@@ -77,7 +80,7 @@ class Files:
 
     def has_fields(self) -> bool:
         """Return whether the files are records of which one field is read."""
-        return any(path.suffix.lower() in _WITH_FIELDS for path in self.files)
+        return any(kind_of(path) in _WITH_FIELDS for path in self.files)
 
     def _hash(self, memo_dir: Path) -> str:
         found = stamps(self.files)
@@ -106,7 +109,7 @@ class Files:
         Raises:
             UserError: examples beside files of another kind.
         """
-        lines = [path for path in self.files if path.suffix.lower() in _WITH_FIELDS]
+        lines = [path for path in self.files if kind_of(path) in _WITH_FIELDS]
         if not lines or self.field != TEXT_FIELD:
             return "text"
         from launcher.data.formats import form_of
@@ -140,7 +143,7 @@ class Files:
                     from launcher.data.parquet import read_column
 
                     yield from read_column(path, self.field)
-                elif path.suffix.lower() in _WITH_FIELDS:
+                elif kind_of(path) in _WITH_FIELDS:
                     yield from formats.read_jsonl(path, self.field)
                 else:
                     yield from formats.read_text(path)
@@ -207,7 +210,7 @@ def _stdlib_files() -> tuple[Path, ...]:
 def _text_files(data: str) -> tuple[Path, ...]:
     path = Path(data).expanduser()
     if path.is_dir():
-        files = tuple(file for file in walk(path) if file.suffix.lower() in _IN_FOLDERS)
+        files = tuple(file for file in walk(path) if _is_text_of_folder(file))
         skipped = (file for file in walk(path) if file.suffix.lower() == ".json")
         if (examples := next(filter(_lists, skipped), None)) is not None:
             raise UserError(
@@ -223,9 +226,10 @@ def _text_files(data: str) -> tuple[Path, ...]:
             f"--data {data} does not exist: give stdlib, a {_READ} file, a folder of them, "
             "or hf:NAME"
         )
-    if path.suffix.lower() not in _SUFFIXES:
+    if kind_of(path) not in (_READ_COMPRESSED if _is_compressed(path) else _SUFFIXES):
         raise UserError(
-            f"--data {data}: the suffix {path.suffix!r} is not one that is read ({_READ})"
+            f"--data {data}: the suffix {path.suffix!r} is not one that is read "
+            f"({_READ}; .gz behind all but the last)"
         )
     return (path,)
 
@@ -241,10 +245,20 @@ def _by_name(found: Files, folder: Path) -> Files:
     return replace(found, files=tuple(files), splits=splits)
 
 
+def _is_compressed(path: Path) -> bool:
+    return path.suffix.lower() == COMPRESSED
+
+
+def _is_text_of_folder(path: Path) -> bool:
+    if _is_compressed(path):
+        return kind_of(path) in _READ_COMPRESSED
+    return kind_of(path) in _IN_FOLDERS
+
+
 def _lists(path: Path) -> bool:
-    """Return whether a .json file holds a list, by its first character."""
+    from launcher.data.formats import holds_list
+
     try:
-        with path.open("rb") as file:
-            return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+        return holds_list(path)
     except OSError:
         return False

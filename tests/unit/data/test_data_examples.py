@@ -597,7 +597,7 @@ def test_conversations_go_through_the_chat_template(records: list[Any], tmp_path
     ("name", "content", "says"),
     [
         ("d.json", "[1", "is not JSON"),
-        ("d.json", "{}", "holds no list of examples"),
+        ("d.json", "{}", "has no field 'text'"),
         (
             "d.json",
             json.dumps([SAYS, {"instruction": 1, "output": "x"}]),
