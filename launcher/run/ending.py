@@ -5,6 +5,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from launcher.run.session import Session
 from launcher.util.errors import ExitCode, Failure, UserError
 from launcher.util.sizes import gib
 
+_AGAIN_AFTER_S = 0.02
 _TIMEOUTS = ("timed out waiting", "application timeout")  # gloo's words, by where it waits
 
 
@@ -85,6 +87,7 @@ class Ending:
         """Handle signals from now on."""
         for number in heard_signals():
             signal.signal(number, self._ask)
+        sys.unraisablehook = _send_again
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.session is not None and self.session.folder.has_failed:
@@ -102,6 +105,18 @@ class Ending:
         else:
             self.session.agreement.stop_signal = self.session.agreement.stop_signal or number
             self.session.agreement.stop_requested = True  # all ranks end at the same step
+
+
+def _send_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Repeat a signal whose exception Python had to ignore: it came inside a `__del__`, such as
+    those by which torch counts references to storages."""
+    error = unraisable.exc_value
+    if not isinstance(error, Interrupted):
+        sys.__unraisablehook__(unraisable)
+        return
+    again = threading.Timer(_AGAIN_AFTER_S, os.kill, (os.getpid(), error.number))
+    again.daemon = True
+    again.start()
 
 
 def refuse(error: UserError | Failure, *, by_all: bool = False) -> NoReturn:
