@@ -61,7 +61,10 @@ class AgentSignals:
         or None where it was not."""
         status = self._status()
         ended = status != self._before and status.get("state") != "running"
-        if self.stop_signal is None or ended:
+        if self.stop_signal is None:
+            return None
+        if ended:
+            self._name_signal(status)
             return None
         code = stop_exit_code(self.stop_signal)
         reason = f"{stop_reason(self.stop_signal)} before its first step"
@@ -75,6 +78,12 @@ class AgentSignals:
             self._folder.write_status(stopped)
         print(f"shardscale: {reason}: there was nothing to save", file=sys.stderr, flush=True)
         return code
+
+    def _name_signal(self, status: dict[str, Any]) -> None:
+        """Replace what the ranks were sent by what this agent received."""
+        if self._folder is not None and status["reason"] == stop_reason(signal.SIGUSR1):
+            status |= {"reason": stop_reason(self.stop_signal)}
+            self._folder.write_status(Status(**status))
 
     def _listen(self, readable: int) -> None:
         numbers: list[int] = []

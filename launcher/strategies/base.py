@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.strategies.build_inputs import BuildInputs
     from launcher.strategies.engine import Engine
 
-TORCH: Final = ("2.11", "2.13")
+TORCH: Final = ("2.11", "2.13", "2.14")
 """Versions of torch that the ports of its buffers were held against."""
 
 Fields = Mapping[str, Any]
@@ -103,7 +103,7 @@ def unknown_versions(strategy: Strategy) -> str | None:
         if not installed.startswith(tuple(f"{each}." for each in known)):
             return (
                 f"the bytes of --strategy {strategy.name} are known for {library} "
-                f"{' and '.join(known)}, and this is {installed or 'of no known version'}: "
+                f"{', '.join(known)}, and this is {installed or 'of no known version'}: "
                 "bench/prediction.py shows whether they still hold"
             )
     return None

@@ -213,7 +213,8 @@ def test_sigterm_saves_and_the_run_goes_on_in_its_folder(text: Path, tmp_path: P
         run.agent.send_signal(signal.SIGTERM)
         errors = ended(run)
     assert run.agent.returncode == PREEMPTED, errors
-    assert status_of(out)["state"] == "preempted"
+    status = status_of(out)
+    assert (status["state"], status["reason"]) == ("preempted", "stopped by SIGTERM")
     reached = steps_of(out)[-1]
     more = [f"--stop-after={reached + 3}", "--resume=auto"]
     done = torchrun(1, "-m", "launcher.train", *flags(text, out), *more)

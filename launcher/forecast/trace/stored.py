@@ -37,6 +37,8 @@ from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 DATA: Final = Path(__file__).with_name("traces.zip")
 ORIGIN: Final = "origin.json"
 """Names the torch and the sources that have recorded the data."""
+_RECORD_ALIKE: Final = ("2.13", "2.14")
+"""Versions of torch that record the same, but for the order in which a block frees tensors."""
 _PACKAGE: Final = Path(__file__).parents[2]
 _RECORDS: Final = (
     *("forecast/trace/*.py", "model/*.py", "model/attention/*.py", "measure/live_trace.py"),
@@ -147,11 +149,13 @@ def _is_of_today() -> bool:
 
 def origin() -> dict[str, str]:
     """Return what decides how a trace is recorded: torch's version, and a digest of the sources."""
+    minor = ".".join(torch.__version__.split(".")[:2])
+    version = " or ".join(_RECORD_ALIKE) if minor in _RECORD_ALIKE else minor
     digest = hashlib.sha256()
     for pattern in _RECORDS:
         for source in sorted(_PACKAGE.glob(pattern)):
             digest.update(source.read_bytes())
-    return {"torch": torch.__version__.partition("+")[0], "sources": digest.hexdigest()}
+    return {"torch": version, "sources": digest.hexdigest()}
 
 
 def _is_windowed(model: ModelConfig, seq_len: int) -> bool:

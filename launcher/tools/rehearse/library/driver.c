@@ -158,9 +158,19 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute number, CUdevicept
 }
 
 CUresult cuGetErrorString(CUresult error, const char **out) {
-    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the stand-in";
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the null GPU";
     return CUDA_SUCCESS;
 }
+
+/* torch 2.14 asks for the driver's log, which stays empty. */
+#if CUDA_VERSION >= 12090
+CUresult cuLogsRegisterCallback(CUlogsCallback heard, void *data, CUlogsCallbackHandle *out) {
+    (void)heard, (void)data;
+    *out = NULL;
+    return CUDA_SUCCESS;
+}
+SUCCEEDS(cuLogsUnregisterCallback, CUlogsCallbackHandle)
+#endif
 
 /* Expandable segments. */
 ANSWERS(
