@@ -138,7 +138,7 @@ def error(row: Row, measure: str) -> float:
 
 
 def summarize(rows: list[Row]) -> dict[str, Any]:
-    """How far off the planner is over what ran; and whether a limit was foreseen."""
+    """Return how far off the planner is over what ran, and whether a limit was foreseen."""
     ran = [row for row in rows if "error" not in row and not row["ran_out"]]
     ran_out = [row for row in rows if row.get("ran_out")]
     summary: dict[str, Any] = {
@@ -160,7 +160,7 @@ def summarize(rows: list[Row]) -> dict[str, Any]:
 
 
 def summarize_edge(rows: list[Row]) -> dict[str, Any]:
-    """How often each verdict was right."""
+    """Return how often each verdict was right."""
     good = [row for row in rows if "error" not in row]
     said = {word: [r for r in good if r["verdict"] == word] for word in get_args(Verdict)}
     return {

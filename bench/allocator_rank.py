@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def row_of(case: Case) -> dict[str, Any]:
-    """What a case has come to."""
+    """Return the row of a case: what it has come to, or the traceback of what it raised."""
     started_s = time.monotonic()
     row = {"name": case.name, "family": case.family, "world_size": case.ranks}
     try:
@@ -87,7 +87,7 @@ def without_values(name: str, shape: torch.Size, *_: Any, device: torch.device, 
 
 
 def compare(case: Case, world: World) -> dict[str, Any]:
-    """What was predicted for a case, and what torch's allocator says."""
+    """Return what was predicted for a case, and what torch's allocator says."""
     config = parse_run_config(list(case.flags))
     resolved = resolve(config, world_size=world.size, device_type="cuda")
     gpu = torch.cuda.get_device_name()

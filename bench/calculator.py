@@ -143,7 +143,7 @@ def compared(page: Page, argv: list[str]) -> list[dict[str, Any]]:
 
 
 def planned(argv: list[str]) -> tuple[list[dict[str, Any]], str | None]:
-    """What `plan --json` says, or why it refuses."""
+    """Return the rows that `plan --json` prints; where it refuses, none and the reason."""
     said, refusal = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(said),

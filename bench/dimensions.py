@@ -196,7 +196,7 @@ def tensor_layouts(shape: list[str], folder: Path, rounds: int) -> list[dict[str
 
 
 def in_one_group(what: str, shape: list[str], folder: Path) -> dict[str, dict[str, Any]]:
-    """What dimensions_rank.py finds of each layout of TENSOR."""
+    """Run dimensions_rank.py, and return what it finds of each layout of TENSOR."""
     results = folder / "results.json"
     flags = json.dumps({name: [*shape, *more] for name, (_, more) in TENSOR.items()})
     worker = str(Path(__file__).with_name("dimensions_rank.py"))

@@ -120,7 +120,7 @@ def traced(run: Resolved, world: World, meter: Meter) -> dict[str, Any]:
 
 
 def tokens_per_s(run: Resolved, world: World) -> float:
-    """Of all ranks, in the median step of those after the first."""
+    """Return the tokens per second of all ranks, in the median step of those after the first."""
     engine = build_engine(run, world)
     seconds = []
     for step in range(1, STEPS + 1):

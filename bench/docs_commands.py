@@ -96,7 +96,7 @@ def lines_of(block: str) -> Iterator[str]:
 
 
 def hidden_of(text: str) -> list[Command]:
-    """What a page takes for granted."""
+    """Return the commands that a page takes for granted."""
     return [Command(text=said, hidden=True) for said in BEFORE.findall(text)]
 
 

@@ -96,7 +96,7 @@ def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def techniques(names: Sequence[str]) -> str:
-    """Of bench/techniques.py: arithmetic beside what was measured."""
+    """Return the table of bench/techniques.py: arithmetic beside what was measured."""
     titles = ("", "peak without, MiB", "with, MiB", "saved, by arithmetic", "measured")
     shown = []
     for row in rows_of("techniques.json", "technique", names):
@@ -107,7 +107,7 @@ def techniques(names: Sequence[str]) -> str:
 
 
 def precision(names: Sequence[str]) -> str:
-    """Of bench/precision.py: test losses after the same steps."""
+    """Return the table of bench/precision.py: test losses after the same steps."""
     reference, *_ = rows_of("precision.json", "name", ["fp32"])
     shown = [
         (
@@ -121,7 +121,7 @@ def precision(names: Sequence[str]) -> str:
 
 
 def offload(names: Sequence[str]) -> str:
-    """Of bench/offload.py, on a CPU."""
+    """Return the table of bench/offload.py, on a CPU."""
     titles = ("", "tokens/s of the same without", "device, GiB", "disk, GiB")
     shown = []
     for row in rows_of("offload.json", "name", names):
@@ -132,7 +132,7 @@ def offload(names: Sequence[str]) -> str:
 
 
 def cells() -> dict[tuple[str, int, str, str], dict[str, Any]]:
-    """Of bench/will_it_fit.py: (model, GPUs, choice, GPU) -> what was said of it."""
+    """Return cells of bench/will_it_fit.py: (model, GPUs, choice, GPU) -> what was said of it."""
     rows = json.loads((RESULTS / "will_it_fit.json").read_text(encoding="utf-8"))
     return {(row["model"], row["gpus"], row["choice"], row["gpu"]): row for row in rows}
 
@@ -195,7 +195,7 @@ def memory_of(models: Sequence[str]) -> str:
 
 
 def held(arguments: Sequence[str]) -> str:
-    """What a rank keeps between two steps in bf16, in bytes per parameter, by the planner."""
+    """Tabulate what a rank keeps between two steps in bf16, in planned bytes per parameter."""
     ranks = int(arguments[0])
     titles = ("", "weights", "fp32 master weights", "gradients", "moments", "in all")
     rows = []

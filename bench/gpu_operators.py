@@ -43,7 +43,8 @@ class Operator(NamedTuple):
 
 
 def operators(name: str) -> list[Operator]:
-    """Of one of the CASES, those that lose most against their ideal first; none if not measured."""
+    """Return the operators of one of the CASES, those that lose most against their ideal first;
+    none if not measured."""
     part, case = CASES[name]
     rows = records().get(part, {"figures": {}})["figures"].get("operators", [])
     ideal = ideal_of(case, rates_of(GPU))

@@ -58,7 +58,7 @@ def peaks(run: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def off(run: Mapping[str, Any]) -> float:
-    """How far the planned peak is off the measured one."""
+    """Return how far the planned peak is off the measured one, as a part of the measured one."""
     planned, found = peaks(run)
     return planned / found - 1
 
@@ -90,7 +90,7 @@ def planned_s(run: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def planned_path() -> Path:
-    """Where `bench/gpu_planned.py` puts seconds of steps: part -> seconds."""
+    """Return the file where `bench/gpu_planned.py` puts seconds of steps: part -> seconds."""
     return FOLDER.with_name("gpu_h200_planned.json")
 
 

@@ -32,7 +32,7 @@ TRAINING = "--model nano --layers 1 --steps 2 --micro-batch 2 --device cpu --log
 
 
 class Counts(NamedTuple):
-    """Of a wing's Python files."""
+    """Counts of a wing's Python files."""
 
     files: int
     lines: int

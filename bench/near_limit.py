@@ -123,7 +123,7 @@ def run(flags: list[str], ranks: int, corpus: Path, out: Path) -> tuple[int, str
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How often each verdict was right."""
+    """Return how often each verdict was right."""
     fits = [row for row in rows if row["verdict"] == "fits"]
     not_fits = [row for row in rows if row["verdict"] == "does not fit"]
     would_have = [row for row in not_fits if row["exit_code"] == ExitCode.DONE]

@@ -78,7 +78,7 @@ CASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What the launcher's user adds, and whether the peers compile too."""
+    """Flags that the launcher's user adds, and whether the peers compile too."""
 
     extra: tuple[str, ...]
     peers_compile: bool = False
@@ -220,7 +220,7 @@ def run(launch: Launch, options: argparse.Namespace) -> list[dict[str, Any]]:
 def measured(
     launch: Launch, peers: list[str], train: list[str], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What the ranks have found."""
+    """Run the ranks and return what they have found, or the error if they failed."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = write_stdlib(Path(folder) / "corpus.txt", 2**20)
         for name, fields in CONFIGS.items():

@@ -142,7 +142,8 @@ def peer_peak_bytes(peer: Peer, same: Setting, prepared: Prepared, world: World)
 
 
 def held_bytes(world: World) -> int:
-    """What the side before has left; tracing counts only what is born under it."""
+    """Return the bytes that the side before has left on a GPU; on a CPU none, where tracing counts
+    only what is born under it."""
     gc.collect()
     return torch.cuda.memory_allocated() if world.device.type == "cuda" else 0
 

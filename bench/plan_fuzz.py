@@ -188,7 +188,8 @@ def _waited(pid: int) -> tuple[resource.struct_rusage, int]:
 
 
 def _problem(code: int, text: str) -> str | None:
-    """What must not be: a traceback, a row that failed, another exit code."""
+    """Return what must not be, or None: a traceback, a row that failed, a refusal of several lines,
+    another exit code."""
     failed = [line for line in text.splitlines() if re.search(r"\bfailed\b", line)]
     if "Traceback (most recent call last)" in text:
         return "traceback: " + text.strip().splitlines()[-1][:300]

@@ -111,7 +111,7 @@ def emulated(flags: list[str], out: Path) -> Run:
 
 
 def emulate_fp8(flags: list[str]) -> None:
-    """What the launcher does, past its refusal of fp8 on a CPU."""
+    """Train as the launcher does, past its refusal of fp8 on a CPU."""
     from launcher.parallel.world import leave, start
     from launcher.run.session import Session
     from launcher.train import train as train_here

@@ -81,7 +81,7 @@ def join(device: str, world_size: int, *, expandable_segments: bool = True) -> W
 
 
 def gathered(mine: dict[str, Any], world: World) -> list[dict[str, Any]]:
-    """What every rank found."""
+    """Return what every rank found; on a GPU there is only this one."""
     if world.device.type == "cuda":
         return [mine]
     ranks: list[Any] = [None] * world.size
@@ -118,7 +118,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
 
 
 def gpu_name(world: World) -> str | None:
-    """What CUDA calls it."""
+    """Return the GPU's name as CUDA has it; None on a CPU."""
     return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
 
 
@@ -130,7 +130,7 @@ def highest(phases: dict[str, int]) -> int:
 def on_gpu(
     measured: dict[str, Any], predicted: Prediction, expandable_segments: bool
 ) -> dict[str, int]:
-    """What the allocator reserves, too."""
+    """Return what the allocator reserves, too, and the predicted peak of what it hands out."""
     use = replay(predicted.events, predicted.streams, expandable_segments=expandable_segments)
     return {
         "measured_reserved_bytes": measured["reserved_bytes"],

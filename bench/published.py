@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def known_results(path: Path) -> dict[str, Planned]:
-    """Of an earlier run, by key."""
+    """Return the results of an earlier run, by key."""
     if not path.exists():
         return {}
     rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]

@@ -34,7 +34,7 @@ class Pair:
 
 
 def ordered(pair: Pair) -> bool:
-    """Whether the published order is the predicted one."""
+    """Return whether the published order is the predicted one."""
     (a, b), (c, d) = pair.published, pair.planned
     return (a < b) == (c < d)
 
@@ -64,12 +64,12 @@ def pairs_of(results: Sequence[tuple[Row, Planned]], kind: str) -> list[Pair]:
 
 
 def _setting(row: Row) -> tuple[object, ...]:
-    """What both of a pair have in common, also in how they were measured."""
+    """Return what both of a pair have in common, also in how they were measured."""
     return row.source, row.gpu, row.gpus, row.unlike_seconds != ""
 
 
 def one_choice(row: Row, other: Row) -> str | None:
-    """What differs between two runs, where it is one thing."""
+    """Return the choice that differs between two runs, where it is one only; else None."""
     flags, others = _flags(row), _flags(other)
     differ = {name for name in {*flags, *others} if flags.get(name) != others.get(name)}
     for choice, names in CHOICES.items():

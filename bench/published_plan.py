@@ -55,7 +55,7 @@ def planned_seconds(row: Row, before: Planned) -> Planned:
 
 
 def run_of(row: Row) -> Resolved:
-    """What a row's command would run.
+    """Return the run that a row's command would start.
 
     Raises:
         UserError: it is refused.
@@ -67,7 +67,7 @@ def run_of(row: Row) -> Resolved:
 
 
 def time_of(row: Row, run: Resolved) -> StepTime:
-    """Of a row's run on its GPUs."""
+    """Return the predicted time of a step of a row's run on its GPUs."""
     options, _ = parse_options(row.arguments)
     cluster, _ = find_cluster(options)
     return step_seconds(

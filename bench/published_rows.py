@@ -73,7 +73,8 @@ class Row:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `shardscale plan`: what is said here, and nothing that it would vary."""
+        """Return the arguments of `shardscale plan`: what is said here, and fixed values for
+        what it would vary."""
         place = f"--gpus {self.gpus} --gpus-per-node {self.gpus_per_node} --gpu {self.gpu}"
         words = [
             *place.split(),
@@ -176,7 +177,7 @@ def _llm_foundry() -> list[Row]:
 
 
 def _tokens(flags: str) -> int:
-    """Of a global batch."""
+    """Return the tokens of a global batch."""
     words = flags.split()
     sequences, seq_len = (
         int(words[words.index(name) + 1]) for name in ("--global-batch", "--seq-len")

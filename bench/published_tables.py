@@ -49,13 +49,13 @@ def figures(results: Results) -> Iterator[Figure]:
 
 
 def explanations() -> dict[str, str]:
-    """Of rows whose bytes are more than 10% off, by key."""
+    """Return the explanations of rows whose bytes are more than 10% off, by key."""
     with (FOLDER / "explained.csv").open(encoding="utf-8", newline="") as file:
         return {row["key"]: row["reason"] for row in csv.DictReader(file)}
 
 
 def summary(results: Results) -> list[str]:
-    """What holds, and what does not: a line for each question."""
+    """Return what holds, and what does not: a line for each question."""
     every = list(figures(results))
     lines = []
     for to_fit, rows in ((False, "rows that check"), (True, "rows that constants were fitted to")):

@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def cells_of(small: bool, folder: Path) -> tuple[Values, dict[str, Values]]:
-    """What all have in common, and what makes each one."""
+    """Return the settings that all cells have in common, and those that make each one."""
     study = read_grid_file("seed")
     cells = {row["name"]: {k: v for k, v in row.items() if k != "name"} for row in study.rows}
     for name, cell in OURS.items():

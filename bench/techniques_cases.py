@@ -235,7 +235,7 @@ def zero3(s: Shape) -> float:
 
 
 def _of_ddp(s: Shape) -> float:
-    """What DDP's peak has besides 16 P."""
+    """Return the bytes that DDP's peak has besides 16 P."""
     return 48 * s.layers * s.unit + 4 * s.largest
 
 

@@ -85,7 +85,7 @@ def cells_of(model: str) -> list[Cell]:
 
 
 def cell(model: str, ranks: int, choice: str, changes: Mapping[str, Any], gpu: Gpu) -> Cell:
-    """What `shardscale plan` says of it."""
+    """Return the cell with what `shardscale plan` says of it."""
     config = RunConfig().replace(
         model=model,
         seq_len=min(SEQ_LEN, NAMED[model].context),

@@ -50,8 +50,8 @@ def compared(dtype_name: str, vocab_size: int, device: str) -> dict[str, float]:
 
 
 def edges(device: str) -> dict[str, bool]:
-    """What holds of rows with -inf in a whole block, or in all of them, and of targets that are no
-    token. None of it is a comparison with numbers that may be NaN."""
+    """Return what holds of rows with -inf in a whole block, or in all of them, and of targets that
+    are no token. None of it is a comparison with numbers that may be NaN."""
     size = 13_000  # blocks of 4096
     torch.manual_seed(0)
     logits = torch.randn(ROWS, size)

@@ -92,8 +92,8 @@ def _assert_skips(optimizer: Any, weight: Tensor) -> None:
 
 
 def _gradient(elements: int, step: int) -> Tensor:
-    """Of both signs and many sizes, a block of nothing else than 0, and what lies at the edge of a
-    code: each block's largest is 1 or -1."""
+    """Return a gradient of both signs and many sizes, with a block of nothing else than 0, and with
+    what lies at the edge of a code: each block's largest is 1 or -1."""
     generator = torch.Generator().manual_seed(100 * step + elements)
     cpu = torch.device("cpu")
     edges = torch.cat([*(midpoints(s, cpu) for s in (True, False)), midpoints(False, cpu).sqrt()])

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def stands_in() -> bool:
-    """Whether this is the stand-in: nobody else counts launches by that name."""
+    """Return whether this is the null GPU: no other library counts launches by that name."""
     return hasattr(ctypes.CDLL(None), "device_launches")
 
 

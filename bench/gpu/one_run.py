@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """What a run folder says, as far as the run has come."""
+    """Return the figures of a run folder, as far as the run has come."""
     status = content(folder / "status.json")
     found: dict[str, Any] = {"state": status.get("state"), "reason": status.get("reason")}
     if not (folder / "rank0.jsonl").exists():

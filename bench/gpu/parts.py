@@ -102,7 +102,7 @@ def precision() -> Iterator[Part]:
 
 
 def compiled() -> Iterator[Part]:
-    """What torch.compile and FlexAttention change."""
+    """Yield the parts that show what torch.compile and FlexAttention change."""
     on = ("--compile", "on")
     yield training("compile", "bf16", 40, *BF16, *on)
     yield training("compile", "fsdp", 35, *BF16, *on, "--strategy", "fsdp")

@@ -148,7 +148,7 @@ def slug(gpu: str) -> str:
 
 
 def commit() -> str | None:
-    """Of the checkout; None in a copy without git."""
+    """Return the commit of the checkout; None in a copy without git."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -158,7 +158,7 @@ def commit() -> str | None:
 
 
 def digest(root: Path) -> str:
-    """Of the code that is measured, which a copy without git has, too."""
+    """Return a digest of the code that is measured, which a copy without git has, too."""
     found = hashlib.sha256()
     for folder in ("launcher", "model"):
         for path in sorted((root / folder).rglob("*.py")):

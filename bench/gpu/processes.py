@@ -19,7 +19,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a command ended: done, failed, or cut by a signal or by the end of the plan."""
+    """The end of a command: done, failed, or cut by a signal or by the end of the plan."""
 
     state: str
     why: str | None

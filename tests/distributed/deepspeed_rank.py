@@ -48,8 +48,8 @@ def run(argv: list[str], text: str, world: World) -> dict[str, Any]:
 
 
 def state_of(engine: Engine, world: World) -> dict[str, float]:
-    """Of each kind of state that a checkpoint would hold: the sum over all ranks; 'whole' is 1
-    where every element is there once."""
+    """Return the sum over all ranks of each kind of state that a checkpoint would hold; 'whole' is
+    1 where every element is there once."""
     state = engine.training_state()
     names = sorted(state.kinds)
     sums = torch.zeros(len(names) + 1, dtype=torch.float64)

@@ -186,7 +186,7 @@ def fill(engine: Engine, weights: ReadableWeights) -> None:
 
 
 def run_folder(case: Case) -> Path:
-    """Where the run of weights that were given keeps its checkpoints."""
+    """Return the folder where the run of weights that were given keeps its checkpoints."""
     return Path(f"run-{GIVEN.index(case) if case in GIVEN else -1 - ADAPTED.index(case)}")
 
 
@@ -317,7 +317,7 @@ def count_once(case: Case, world: World) -> dict[str, Any]:
 
 
 def saved_folder(case: Case) -> Path:
-    """Where the run of a case keeps its checkpoint."""
+    """Return the folder where the run of a case keeps its checkpoint."""
     return Path(f"saved-{RESUMED.index(case)}")
 
 

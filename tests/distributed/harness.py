@@ -38,7 +38,7 @@ class Results:
 
     @classmethod
     def of(cls, folder: Path, *ended: "subprocess.CompletedProcess[str]") -> "Results":
-        """What process groups that have ended have left in `folder`."""
+        """Return what process groups that have ended have left in `folder`."""
         files = sorted(folder.glob("results-*.jsonl"))
         lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
         output = "\n".join(f"{e.args} ended with {e.returncode}:\n{e.stderr}" for e in ended)

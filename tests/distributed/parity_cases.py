@@ -133,12 +133,12 @@ class Case:
 
     @property
     def weak(self) -> bool:
-        """Whether its precision allows only a coarse comparison."""
+        """Return whether its precision allows only a coarse comparison."""
         return not WEAK.isdisjoint(self.techniques)
 
     @property
     def alone(self) -> bool:
-        """Whether it needs no process group."""
+        """Return whether it needs no process group."""
         return self.ranks == 1 and self.strategy == "single"
 
     @property
@@ -166,7 +166,7 @@ class Case:
         return RunConfig().replace(**{**changes, "global_batch": GLOBAL_BATCH})
 
     def runs(self) -> bool:
-        """Whether no rule of the config refuses it."""
+        """Return whether no rule of the config refuses it."""
         try:
             resolve(self.config(), world_size=self.ranks, device_type="cpu")
         except NotInstalled:

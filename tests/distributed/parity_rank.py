@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def run(case: Case, world: World) -> dict[str, Any]:
-    """What `launcher.train` does, with its checks, less its records."""
+    """Train a case as `launcher.train` does, with its checks, less its records."""
     with mock.patch.dict(grouping.SHARED_BYTES, cpu=case.shared_bytes):
         return _run(case, world)
 

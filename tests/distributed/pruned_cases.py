@@ -67,5 +67,5 @@ BY_NAME = {case.name: case for case in (REFERENCE, *VARIANTS, *OTHERS)}
 
 
 def source_of(case: Case) -> Case:
-    """Whose checkpoint a variant goes on from: that of the one before it."""
+    """Return the variant whose checkpoint this one goes on from: the one before it."""
     return VARIANTS[VARIANTS.index(case) - 1]

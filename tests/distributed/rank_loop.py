@@ -78,7 +78,7 @@ def report(folder: str | Path, world: World, work: Work, *, every_rank: bool = F
 
 
 def of_all_ranks(mine: Any, world: World) -> list[Any]:
-    """What each rank has found, on every rank."""
+    """Return what each rank has found, on every rank."""
     found = [mine] * world.size
     if world.size > 1:
         dist.all_gather_object(found, mine)

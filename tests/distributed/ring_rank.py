@@ -111,7 +111,7 @@ def errors_of(case: Case, group: dist.ProcessGroup) -> dict[str, float]:
 
 
 def _heads(case: Case) -> tuple[int, int, int, int]:
-    """Of q, k, v and the output."""
+    """Return the number of heads of q, k, v and the output."""
     return case.heads, case.kv_heads, case.kv_heads, case.heads
 
 

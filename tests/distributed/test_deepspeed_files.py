@@ -44,7 +44,7 @@ OTHERWISE: dict[str, Any] = {
 
 
 def by_flags(config: RunConfig) -> list[str]:
-    """What sets the same fields without the file."""
+    """Return the flags that set the same fields without the file."""
     default, flat = RunConfig().flat(), config.flat()
     changed = {k: v for k, v in flat.items() if v != default.get(k) and k != "deepspeed"}
     argv: list[str] = []

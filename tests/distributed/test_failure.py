@@ -105,7 +105,7 @@ def _has_stepped(out: Path) -> bool:
 
 
 def records_of(out: Path) -> str:
-    """What rank 0 has recorded; nothing yet."""
+    """Return what rank 0 has recorded; nothing where it has not begun."""
     path = out / "rank0.jsonl"
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
@@ -388,7 +388,7 @@ def alone(text: Path, out: Path, *more: str) -> Iterator["subprocess.Popen[str]"
 
 
 def test_a_run_that_is_killed_loses_what_came_after_the_clock(text: Path, tmp_path: Path) -> None:
-    """Of its checkpoints by the clock the last one stays, until there is another one."""
+    """The last of its checkpoints by the clock stays, until there is another one."""
     out = tmp_path / "run"
     with alone(text, out, "--save-minutes=0.002") as run:
         while '"name": "saved"' not in records_of(out):

@@ -36,7 +36,7 @@ class Expected:
 
 @pytest.fixture(scope="module")
 def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What each rank reported, from one process group for all selected cases."""
+    """Results that each rank reported, from one process group for all selected cases."""
     folder = tmp_path_factory.mktemp("memory")
     text = write_text(folder / "text.txt")
     deepspeed = folder / "zero3.json"

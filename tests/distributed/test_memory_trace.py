@@ -9,7 +9,7 @@ WITHIN = 0.01
 
 @pytest.fixture(scope="module", params=[2, 4])
 def compared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What each rank found of each strategy, on 2 and on 4 ranks."""
+    """Results of each rank for each strategy, on 2 and on 4 ranks."""
     folder = tmp_path_factory.mktemp("trace")
     text = write_text(folder / "text.txt")
     return Results.of(folder, run_ranks((request.param, "trace_rank", text, folder)))

@@ -29,7 +29,7 @@ def bounds(stderr: str) -> tuple[int, int]:
 
 
 def processes_left(text: Path) -> list[psutil.Process]:
-    """Of trials with this text: other tests have trials of theirs."""
+    """Return the processes of trials with this text: other tests have trials of theirs."""
     commands = ((process, process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]))
     trial = {"launcher.probe", f"--data={text}"}
     return [process for process, command in commands if trial <= set(command or [])]

@@ -35,7 +35,7 @@ pytestmark = [
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What the process group reported: (case, checkpoint it came from) -> figures."""
+    """Results that the process group reported: (case, checkpoint it came from) -> figures."""
 
     by_pair: dict[tuple[str, str | None], dict[str, Any]]
     folder: Path

@@ -30,7 +30,7 @@ ALONE = World(rank=0, local_rank=0, size=1, local_size=1, device=torch.device("c
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What the process group reported, and the losses and norms of one process."""
+    """Results that the process group reported, and the losses and norms of one process."""
 
     folder: Path
     text: str
@@ -104,7 +104,8 @@ def test_one_process_goes_on_from_it(kind: Kind, strategy: str, results: Results
 
 
 def states_bytes(kind: Kind, ranks: int, text: str) -> int:
-    """What the table says that FSDP's first rank holds, or with one rank anybody."""
+    """Return the bytes of states that the table says FSDP's first rank holds, or with one rank
+    every rank of what is not sharded."""
     prepared = single_run(kind.name, text)
     choice = prepared.resolved.config.optim
     entry = OPTIMIZERS[choice.optimizer]

@@ -41,7 +41,7 @@ RUNS = [(variant, schedule) for variant in VARIANTS for schedule in variant.sche
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What the process groups reported of each variant."""
+    """Results that the process groups reported of each variant."""
 
     folder: Path
     reported: Reported

@@ -24,7 +24,8 @@ MASKED = 2 * (45 * 15 + 15 * 15 + 2 * 60 * 15)
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What was found by case and act, from one process group for all selected cases."""
+    """Results by case and act, from one process group for all selected cases and one process for
+    the reference."""
     folder = tmp_path_factory.mktemp("pruned")
     text, dense, pruned = write_text(folder / "text.txt"), folder / "dense", folder / "half"
     training = (*SHAPE, f"--data={text}", "--steps=20", "--lr=3e-3", "--test-batches=0")

@@ -33,7 +33,7 @@ BLOCKS = list(run_blocks())
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each block has printed; the first that fails is the last."""
+    """Return what each block has printed; the first that fails is the last."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     folder = tmp_path_factory.mktemp("readme")
     for name in ("bench", "slurm", "ds_configs"):

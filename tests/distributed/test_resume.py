@@ -190,7 +190,7 @@ def test_damage_is_found_before_anything_is_made(text: Path, saved: Path, tmp_pa
 def test_damage_that_only_ranks_can_find_is_one_sentence(
     text: Path, saved: Path, tmp_path: Path
 ) -> None:
-    """Where the number of nodes is open nobody reads all of it before: every rank notices, one
+    """No process reads all of it before where the number of nodes is open: every rank notices, one
     says so, and the run's status knows."""
     shutil.copytree(saved, tmp_path / "a", symlinks=True)
     checkpoint = tmp_path / "a" / "checkpoints" / "step-00000001"

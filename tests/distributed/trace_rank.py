@@ -122,7 +122,7 @@ def saved_tensors(
 
 
 def highest(recorder: profile) -> int:
-    """How far the allocator's events climb above where they began."""
+    """Return how many bytes the allocator's events climb above where they began."""
     level = top = 0
     profiled: Any = recorder.profiler
     events = profiled.kineto_results.events()

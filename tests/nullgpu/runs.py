@@ -30,7 +30,7 @@ TINY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """How a command ended, and where its records are."""
+    """A command that has ended: its exit code, its output, and the folder of its records."""
 
     code: int
     output: str

@@ -23,7 +23,7 @@ def ranks(
     nproc: int = 0,
     more: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """What each rank has printed, in the order of ranks; `nproc` 0 is without torchrun."""
+    """Return what each rank has printed, in the order of ranks; `nproc` 0 is without torchrun."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}")
     command = [sys.executable, *(torchrun if nproc else ()), str(PROGRAMS / program), *words]
     variables = environment(folder, {"SHARDSCALE_STAND_IN_CHECKS": "false"}, gpus=gpus)

@@ -21,7 +21,7 @@ transformers are asked for values that nothing has set."""
 def calls(
     folder: Path, steps: int, log_every: int, *flags: str, more: Mapping[str, str] | None = None
 ) -> Counter[str]:
-    """What a run of so many steps has asked the device to wait for, by the call's name."""
+    """Count what a run of so many steps has asked the device to wait for, by the call's name."""
     log = folder / f"{steps}.log"
     run = train(
         folder / str(steps),
@@ -43,7 +43,7 @@ def between(
     *flags: str,
     more: Mapping[str, str] | None = None,
 ) -> Counter[str]:
-    """What the longer of two runs waits for more often; their start and end are the same."""
+    """Count what the longer of two runs waits for more often; their start and end are the same."""
     shorter, longer = (calls(folder, count, log_every, *flags, more=more) for count in steps)
     return longer - shorter
 

@@ -28,7 +28,7 @@ CPUS, GPUS = 4, 2  # of each node, as far as Slurm is concerned
 
 
 def why_not() -> str | None:
-    """What keeps this machine from having such a cluster; None when nothing does."""
+    """Return what keeps this machine from having such a cluster; None when nothing does."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return f"not installed: {', '.join(missing)} (tests/slurm/install.sh installs them)"

@@ -86,7 +86,7 @@ def log(cwd: Path, job: str) -> str:
 
 
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    """What rank 0 has recorded of that kind; none before it has begun."""
+    """Return what rank 0 has recorded of that kind; none before it has begun."""
     if not (run / "rank0.jsonl").exists():
         return []
     text = (run / "rank0.jsonl").read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def check_resumed_once(run: Path, *, at: int) -> None:
 
 
 def is_training(run: Path) -> bool:
-    """Whether steps are being recorded."""
+    """Return whether steps are being recorded."""
     return bool(records(run, "step"))
 
 

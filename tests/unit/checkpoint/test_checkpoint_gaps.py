@@ -32,7 +32,7 @@ KINDS = (PARAM, "exp_avg")
 
 
 def columns_of(whole: Tensor, left: int, right: int) -> Tensor:
-    """What a rank holds of a matrix: its columns, dense."""
+    """Return what a rank holds of a matrix: its columns, dense."""
     return whole[:, left:right].contiguous().view(-1)
 
 
@@ -318,7 +318,7 @@ def test_what_is_not_there_once_is_refused(saved: Checkpoint, kind: str) -> None
 def piece(
     name: str, kind: str, start: int, numel: int, run: int | None, pitch: int | None
 ) -> Range:
-    """What an index says of a piece, wherever in a file that is."""
+    """Return what an index says of a piece, wherever in a file that is."""
     place: dict[str, Any] = {"offset_bytes": 0, "checksums": []}
     return Range(name=name, kind=kind, start=start, numel=numel, run=run, pitch=pitch, **place)
 

@@ -239,7 +239,7 @@ def test_lone_surrogates_are_replaced(tmp_path: Path) -> None:
 
 
 def hostile_file(folder: Path, kind: str) -> Path:
-    """What a folder of texts can hold beside texts."""
+    """Make a file of a kind that a folder of texts can hold beside texts, and return its path."""
     path = folder / "text.txt"
     if kind == "gz":
         path.write_bytes(gzip.compress(TEXT.encode()))

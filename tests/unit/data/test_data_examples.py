@@ -231,7 +231,7 @@ def test_the_fingerprint_tells_masks_apart(tmp_path: Path) -> None:
 
 
 def test_a_text_keeps_its_fingerprint_and_its_tokens(tmp_path: Path) -> None:
-    """Which a checkpoint of an earlier version names."""
+    """A checkpoint of an earlier version names this fingerprint."""
     path = write(tmp_path / "texts.jsonl", [{"text": f"number {n}"} for n in range(120)])
     corpus = opened(path, document_attention=True)
     assert corpus.fingerprint == FINGERPRINT

@@ -78,7 +78,7 @@ def opener(folder: Path, missing: tuple[str, ...]) -> "subprocess.Popen[str]":
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator["subprocess.Popen[str]"]:
-    """Where it does not matter what the process has imported: that takes seconds."""
+    """A process for where it does not matter what it has imported: that takes seconds."""
     process = opener(tmp_path_factory.mktemp("home"), missing=())
     yield process
     process.communicate()

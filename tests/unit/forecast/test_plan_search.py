@@ -86,7 +86,7 @@ def test_one_gpu_takes_the_strategy_that_is_asked_for(flag: str, labels: set[str
 
 @pytest.mark.parametrize("kernel", ["flash", "flex"])
 def test_a_kernel_that_is_not_installed_here_is_planned(kernel: str) -> None:
-    """Where it is to run it may be; torch's fused attention holds as much."""
+    """It may be installed where the run is to be; torch's fused attention holds as much."""
     flags = ["--model=gpt2", "--layers=2", "--global-batch=4", "--strategy=fsdp"]
     flags += ["--precision=bf16", "--activation-checkpointing=none", "--micro-batch=2"]
     used = [
@@ -155,7 +155,7 @@ def test_the_command_of_the_largest_model_trains_it(capsys: pytest.CaptureFixtur
 
 
 def test_events_that_were_summed_up_come_back_one_by_one() -> None:
-    """What an allocator is asked for has the peak that the sums have."""
+    """The single events that an allocator replays have the peak that the sums have."""
     flags = "--model gpt2 --layers 3 --zero 3 --precision bf16 --global-batch 8 --micro-batch 2"
     run = resolve(parse_run_config(flags.split()), world_size=2, device_type="cuda")
     found = predict(run, world_size=2, device_type="cuda")

@@ -187,7 +187,7 @@ def test_modules_are_those_of_their_own_blocks(checkpointing: str, lora: Lora | 
 
 
 def saved_bytes(compute: Compute, **changes: Any) -> int:
-    """What the forward of 5 blocks leaves for the backward."""
+    """Return the bytes that the forward of 5 blocks leaves for the backward."""
     model = model_of("none", loss_chunk=0, **changes)
     traced = trace_micro_batch(model, compute, micro_batch=4, seq_len=SEQ_LEN)
     return levels(replace(traced, backward=[]))[-1][1]

@@ -56,7 +56,8 @@ def start(command: list[str], folder: Path) -> "subprocess.Popen[str]":
 
 
 def is_ours_by_now(process: psutil.Process) -> bool:
-    """Whether our package has begun: NumPy comes after it, and long before the end of imports."""
+    """Return whether our package has begun: NumPy comes after it, and long before the end of
+    imports."""
     return "_multiarray_umath" in Path(f"/proc/{process.pid}/maps").read_text()
 
 

@@ -73,7 +73,7 @@ def start(folder: Path, chosen: Sequence[Part], **more: Any) -> subprocess.Popen
 
 
 def run(folder: Path, chosen: Sequence[Part], **more: Any) -> tuple[int, list[str]]:
-    """How many parts have failed, and what was printed."""
+    """Run the parts, and return how many have failed and the lines that were printed."""
     process = start(folder, chosen, **more)
     output, _ = process.communicate(timeout=60)
     assert process.returncode >= 10, output

@@ -60,6 +60,6 @@ def test_as_many_files_name_it(
 
 @pytest.mark.parametrize("name", mutations.FAULTS)
 def test_a_fault_can_still_be_set(name: str) -> None:
-    """What tests/mutations.py replaces is in the source, once."""
+    """The text that tests/mutations.py replaces is in the source, once."""
     fault = mutations.FAULTS[name]
     assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.right) == 1

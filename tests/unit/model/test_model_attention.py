@@ -93,7 +93,7 @@ def test_no_tensor_of_flash_or_flex_is_t_by_t() -> None:
 
 
 def _seen_by_flash(q: Tensor, left: int | None, right: int | None, causal: bool) -> Tensor:
-    """What the documentation of flash-attn says its arguments mean, bool [T, T]."""
+    """Return the mask that flash-attn's arguments mean by its documentation, bool [T, T]."""
     position = torch.arange(q.size(1))
     ahead = position[None, :] - position[:, None]
     seen = torch.ones_like(ahead, dtype=torch.bool)
@@ -151,7 +151,7 @@ def test_bf16_attention_is_near_fp32(kind: AttentionKind) -> None:
 
 
 def _influence(config: ModelConfig, position: int, seq_len: int) -> list[bool]:
-    """Which positions' logits change when the token at `position` changes."""
+    """Return for each position whether its logits change when the token at `position` changes."""
     torch.manual_seed(0)
     model = GPT(config).eval()
     tokens = torch.randint(1, config.vocab_size, (1, seq_len))

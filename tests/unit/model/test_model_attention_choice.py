@@ -31,7 +31,7 @@ def on_gpu(kind: AttentionKind, **changes: Any) -> AttentionChoice:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
-    """What a GPU machine has installed, for the rules alone: no kernel runs here."""
+    """Return what a GPU machine has installed, for the rules alone: no kernel runs here."""
     has = {"triton": True, "flash_attn_interface": False, "torch": True}
     versions: dict[str, str] = {}
     find = importlib.util.find_spec

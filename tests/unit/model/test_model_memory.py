@@ -246,7 +246,7 @@ ROPE = ModelConfig(
 
 
 def _saved(config: ModelConfig) -> list[Tensor]:
-    """What one sequence's forward saves for backward, views and all."""
+    """Return what one sequence's forward saves for backward, views and all."""
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:

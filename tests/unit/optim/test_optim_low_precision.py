@@ -204,8 +204,8 @@ def test_a_save_decodes_a_million_elements_at_a_time(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in CHOICES if n.startswith(("bf16", "adamw8"))])
 def test_what_is_read_and_written_back_trains_on_to_the_same_bits(name: str) -> None:
-    """What it computes with is a weight and what rounding cut off, codes and scales: all as they
-    were, not only their sums and products."""
+    """It computes with a weight and what rounding cut off, with codes and scales: all come back as
+    they were, not only their sums and products."""
     choice = CHOICES[name]
     dtype = torch.bfloat16 if choice.precision == "bf16-pure" else torch.float32
     module, other = new_module(dtype), new_module(dtype)
@@ -228,8 +228,8 @@ def test_what_is_read_and_written_back_trains_on_to_the_same_bits(name: str) -> 
 
 
 def test_a_weight_half_way_between_two_keeps_its_side() -> None:
-    """What was cut off may itself be rounded, up to exactly half of the weight's last bit; rounding
-    their sum to even would then take the other neighbour."""
+    """The part that was cut off may itself be rounded, up to exactly half of the weight's last bit;
+    rounding their sum to even would then take the other neighbour."""
     weight = nn.Parameter(torch.tensor([1.0, 1.0078125, -1.0078125], dtype=torch.bfloat16))
     other = nn.Parameter(torch.zeros_like(weight))
     half = torch.tensor([0.00390625, 0.00390625, -0.00390625], dtype=torch.bfloat16)

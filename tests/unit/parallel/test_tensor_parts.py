@@ -98,7 +98,7 @@ def test_heads_are_sharded_with_their_keys_and_values() -> None:
 
 
 class _Shifted(RMSNorm):
-    """What a family could bring: a norm that computes something else."""
+    """A norm that computes something else, which a family could bring."""
 
     def forward(self, x: Tensor, *, beside: bool = False) -> Any:
         return super().forward(x) + 1

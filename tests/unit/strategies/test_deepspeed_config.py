@@ -112,7 +112,7 @@ def resolved(path: Path, world_size: int = 1, **changes: Any) -> Resolved:
 
 
 def handed_over(path: Path, world_size: int = 1, **changes: Any) -> dict[str, Any]:
-    """What DeepSpeed gets."""
+    """Return the config that DeepSpeed gets."""
     return build_config(resolved(path, world_size, **changes), world_size=world_size)
 
 

@@ -63,7 +63,7 @@ def run(*arguments: object) -> int:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What is said to bad input: one line, exit code 2."""
+    """Return what is said to bad input: one line, exit code 2."""
     capsys.readouterr()
     assert run(*arguments) == 2
     printed = capsys.readouterr()

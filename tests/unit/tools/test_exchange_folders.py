@@ -73,7 +73,7 @@ def run(verb: Callable[[list[str]], int], *arguments: object) -> None:
 def refusal(
     capsys: pytest.CaptureFixture[str], verb: Callable[[list[str]], int], *arguments: object
 ) -> str:
-    """What is said to bad input: one sentence on one line, exit code 2."""
+    """Return what is said to bad input: one sentence on one line, exit code 2."""
     capsys.readouterr()
     assert verb([str(argument) for argument in arguments]) == 2
     printed = capsys.readouterr()
@@ -188,7 +188,7 @@ def test_a_run_that_begins_with_a_folder_knows_its_ends_of_text(
 
 
 def test_an_import_holds_pieces_only(tmp_path: Path) -> None:
-    """Of 25 MB in 16 bits, which are 50 in the checkpoint and 150 with the optimizer's."""
+    """Its 25 MB in 16 bits are 50 in the checkpoint, and 150 with the optimizer's."""
     shape = SHAPE | {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 256 * 1024}
     config = transformers.LlamaConfig(**shape)
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "hf")

@@ -336,7 +336,7 @@ def test_broken_bytes_come_in_the_end() -> None:
 
 
 def test_a_space_between_two_words_is_not_lost() -> None:
-    """Where a tokenizer writes it to the second word, and drops it from the first of a text."""
+    """It stays where a tokenizer writes it to the second word, and drops it from a text's first."""
     from tokenizers import Tokenizer, decoders, models
 
     words = Tokenizer(models.WordLevel({"▁one": 0, "▁two": 1, "▁three": 2}, unk_token="▁one"))

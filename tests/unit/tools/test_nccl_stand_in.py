@@ -35,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(
     library: Path, scenario: str, size: int, *, only: int | None = None, **variables: str
 ) -> list[tuple[dict[str, Any], str]]:
-    """What each rank has found, and what it has said on stderr."""
+    """Run a scenario; return what each rank has found, and what it has said on stderr."""
     folder, key = library.parent, f"key{next(KEYS)}"
     environ = {"SHARDSCALE_STAND_IN_MEET": str(folder), **variables}
     started = [
@@ -62,7 +62,7 @@ OPERATIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def reduced(size: int) -> Mapping[str, list[float]]:
-    """Of [r + 1, 10 * (r + 1)] of each rank r, by operation."""
+    """Return [r + 1, 10 * (r + 1)] of each rank r as they are reduced, by operation."""
     columns = [[factor * (rank + 1) for rank in range(size)] for factor in (1, 10)]
     return {name: [of(column) for column in columns] for name, of in OPERATIONS.items()}
 

@@ -209,7 +209,7 @@ def test_a_flipped_mask_is_damage(run: Path, text: Path, tmp_path: Path) -> None
 
 
 def masked_nonzero(engine: Any) -> tuple[int, int]:
-    """Of the weights whose bit is 0, and of the others."""
+    """Count what is not 0 of the weights whose bit is 0, and of the others."""
     state = engine.training_state()
     shards = {(shard.name, shard.kind): shard.data for shard in state.loaded()}
     pruned_count = other_count = 0

@@ -70,8 +70,8 @@ def without_torch(planner: Path, argv: list[str]) -> tuple[dict[str, Any], list[
 
 
 def normal(template: Template) -> Counter[tuple[Any, ...]]:
-    """What matters of a template. In which order a CPU's autocast forgets its casts, all at once,
-    is by chance, and so are the numbers of these events."""
+    """Return what matters of a template. In which order a CPU's autocast forgets its casts, all at
+    once, is by chance, and so are the numbers of these events."""
     trace: Trace = template.trace
     lives: Counter[tuple[Any, ...]] = Counter(
         (

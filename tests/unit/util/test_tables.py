@@ -28,7 +28,7 @@ WIDTHS = [15, 6, 6, 12, 35]
 
 
 def printed_on_terminal(code: str, width: int) -> str:
-    """What a Python program shows on a terminal of that many columns."""
+    """Return what a Python program shows on a terminal of that many columns."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (50, width))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}

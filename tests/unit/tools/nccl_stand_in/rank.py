@@ -41,7 +41,7 @@ class Rank:
         self.nccl.keep(ctypes.c_size_t(address), raw, ctypes.c_size_t(len(raw)))
 
     def get(self, address: int, count: int, type_: int) -> list[float] | None:
-        """What is known; None if it is not."""
+        """Return the values if they are known; else None."""
         raw = ctypes.create_string_buffer(struct.calcsize(f"{count}{FORMATS[type_]}"))
         known = self.nccl.recall(ctypes.c_size_t(address), raw, ctypes.c_size_t(len(raw)))
         return (
@@ -78,7 +78,8 @@ def collectives(rank: Rank) -> dict[str, Any]:
 
 
 def unknown(rank: Rank) -> dict[str, Any]:
-    """What a kernel has written is not known after it has travelled; what is large does not."""
+    """Send what a kernel has written, which is not known after it has travelled, and what is large,
+    which does not travel."""
     found: dict[str, Any] = {}
     rank.put(TO, [7], INT64)
     rank.nccl.forget(ctypes.c_size_t(DEVICE), ctypes.c_size_t(1 << 16))
