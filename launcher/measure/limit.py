@@ -59,6 +59,11 @@ def lift_limit(device: torch.device) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
+def _is_limited() -> bool:
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    return soft != hard
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the device or the host ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -71,6 +76,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         # torch asserts when NVML fails while it collects other processes for its message.
         or ("NVML_SUCCESS ==" in text and "CUDACachingAllocator.cpp" in text)
         or text in ("could not create a primitive", "could not execute a primitive")
+        # No memory for a thread's stack. Without a limit the number of threads is the reason.
+        or (text == "Resource temporarily unavailable" and _is_limited())
     )
 
 

@@ -1,8 +1,9 @@
 """Which errors mean that memory ran out."""
 
 import pytest
+import torch
 
-from launcher.measure.limit import is_out_of_memory, requested_bytes
+from launcher.measure.limit import is_out_of_memory, lift_limit, limit_memory, requested_bytes
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,16 @@ from launcher.measure.limit import is_out_of_memory, requested_bytes
 )
 def test_what_means_that_memory_ran_out(error: Exception, ran_out: bool) -> None:
     assert is_out_of_memory(error) == ran_out
+
+
+def test_a_thread_that_cannot_start_means_it_under_a_limit() -> None:
+    error = RuntimeError("Resource temporarily unavailable")
+    assert not is_out_of_memory(error)
+    limit_memory("1GiB", torch.device("cpu"))
+    try:
+        assert is_out_of_memory(error)
+    finally:
+        lift_limit(torch.device("cpu"))
 
 
 def test_what_was_asked_for_is_read_from_the_allocators_message() -> None:

@@ -9,6 +9,7 @@ import resource
 import signal
 import threading
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_a_new_folder_says_what_runs_and_where(tmp_path: Path) -> None:
     ]
     assert yaml.safe_load((folder.path / "config.yaml").read_text()) == RunConfig().flat()
     environment = strict_json((folder.path / "environment.json").read_text())
-    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["packages"]["torch"] == version("torch")
     assert "environ" not in environment, "variables may hold secrets"
     status = folder.read_status()
     assert status is not None

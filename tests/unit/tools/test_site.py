@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launcher.forecast import plan_cli as plan_cli
 from launcher.forecast.trace import blocks
@@ -89,6 +90,7 @@ def normal(template: Template) -> Counter[tuple[Any, ...]]:
     return lives + Counter(("mark", str(mark), where) for mark, where, _ in trace.marks)
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="stored with torch's CPU build")
 def test_traces_are_those_of_today(stored: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     again = "python -m launcher.tools.site.generate writes them anew"
     with zipfile.ZipFile(DATA) as archive:  # else plans record what they could have read
