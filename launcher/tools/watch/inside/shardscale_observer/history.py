@@ -63,8 +63,9 @@ class History:
         self._of_program = enabled is not None
         if enabled is None:
             return
-        # context, stacks, max_entries, clear_history, ..., skip_actions; older torch has fewer
-        ours = (*rest[:2], sys.maxsize, False, *rest[4:6], [])
+        # context, stacks, max_entries, clear_history, ..., skip_actions, and from torch 2.14 on
+        # record_pinned_host_memory, record_cuda; older torch has fewer
+        ours = (*rest[:2], sys.maxsize, False, *rest[4:6], [], *rest[7:8], True, *rest[9:])
         self._calls["_cuda_record_memory_history"]("all", *ours[: len(rest)])
 
     def mark(self, kind: str, name: str, owners: dict[int, tuple[str, str]] | None = None) -> None:
