@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from harness import MODEL_FLAGS, python, torchrun, write_text
 
 TRIED = re.compile(r"shardscale: micro-batch (\d+): (fits|out of memory)")
@@ -55,6 +56,8 @@ def test_one_process_finds_the_largest_within_3_percent(
     assert processes_left(text) == []
 
 
+# There autograd starts 8 threads for FSDP's backward, whose stacks count as 8 MiB each.
+@pytest.mark.skipif(torch.version.cuda is not None, reason="the limit is for torch's CPU build")
 def test_ranks_share_a_fixed_global_batch(text: Path, tmp_path: Path) -> None:
     def train(name: str) -> str:
         done = torchrun(
