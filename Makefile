@@ -43,11 +43,11 @@ packages:
 	sh tests/offload/install.sh
 
 # Debian's packages come while pip installs. Hundreds of processes import the same modules, so they
-# are compiled once, whatever is set here. Four workers for two cores, since tests wait for each
+# are compiled once, whatever is set here. Three workers for two cores, since tests wait for each
 # other's ranks; tests/distributed, which has the longest files, comes before tests/unit.
 test:
 	$(MAKE) --jobs=2 install packages
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # Real swap files. DeepSpeed's I/O is compiled first, which takes minutes, once per machine.
 test-nvme: install
