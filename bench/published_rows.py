@@ -73,8 +73,8 @@ class Row:
 
     @property
     def arguments(self) -> list[str]:
-        """Return the arguments of `shardscale plan`: what is said here, and fixed values for
-        what it would vary."""
+        """Return the arguments of `shardscale plan`: those of the row, and fixed values for what
+        it would vary."""
         place = f"--gpus {self.gpus} --gpus-per-node {self.gpus_per_node} --gpu {self.gpu}"
         words = [
             *place.split(),

@@ -81,7 +81,9 @@ class AgentSignals:
 
     def _name_signal(self, status: dict[str, Any]) -> None:
         """Replace what the ranks were sent by what this agent received."""
-        if self._folder is not None and status["reason"] == stop_reason(signal.SIGUSR1):
+        if self._folder is None or not self._has_run(self._folder):
+            return
+        if status.get("reason") == stop_reason(signal.SIGUSR1):
             status |= {"reason": stop_reason(self.stop_signal)}
             self._folder.write_status(Status(**status))
 

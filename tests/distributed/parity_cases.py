@@ -34,7 +34,7 @@ BASE: Mapping[str, Any] = {
     "clip": 0.5,  # below the norms of this model, so that a wrong norm spoils the losses
 }
 TWO_BLOCKS = 450_000  # bytes that two blocks have, and three have not
-LR = {"sgd": 0.1, "adafactor": 0.1}  # what lowers the loss in so few steps
+LR = {"sgd": 0.1, "adafactor": 0.3}  # what lowers the loss in so few steps
 _LLAMA = {"kv_heads": 2, "position": "rope", "norm": "rms", "activation": "swiglu", "bias": "none"}
 _ADAPTERS = {"random_base": True, "lora_targets": "all", "lora_alpha": 64.0}
 # Adapters beside weights that nobody has trained: alpha so large that they matter.

@@ -121,7 +121,7 @@ def saved_steps(out: Path) -> list[int]:
 
 
 def own_lines(errors: str) -> list[str]:
-    """Without what is said of a corpus that is not in the cache yet."""
+    """Return the lines of standard error without those of a corpus that is built."""
     return [line for line in errors.splitlines() if not line.startswith("data: ")]
 
 

@@ -56,7 +56,7 @@ def test_its_size_is_known_before_the_run(tmp_path: Path, name: str) -> None:
 
 
 class Gathered(NativeEngine):
-    """Engine read as FSDP2 was after an evaluation: one parameter that the optimizer never saw."""
+    """An engine like FSDP2 after an evaluation: one parameter that the optimizer never saw."""
 
     def training_state(self) -> Any:
         state: Any = super().training_state()

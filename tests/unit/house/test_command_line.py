@@ -1,4 +1,4 @@
-"""The command line itself: versions, help, completion, what is said."""
+"""The command line itself: versions, help, completion, messages."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Which attention runs where, and what is said when the one asked for cannot."""
+"""Which attention runs where, and the message when the one asked for cannot."""
 
 import importlib.util
 from dataclasses import replace

@@ -63,7 +63,7 @@ def run(*arguments: object) -> int:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return what is said to bad input: one line, exit code 2."""
+    """Return the message for bad input: one line, exit code 2."""
     capsys.readouterr()
     assert run(*arguments) == 2
     printed = capsys.readouterr()

@@ -73,7 +73,7 @@ def run(verb: Callable[[list[str]], int], *arguments: object) -> None:
 def refusal(
     capsys: pytest.CaptureFixture[str], verb: Callable[[list[str]], int], *arguments: object
 ) -> str:
-    """Return what is said to bad input: one sentence on one line, exit code 2."""
+    """Return the message for bad input: one sentence on one line, exit code 2."""
     capsys.readouterr()
     assert verb([str(argument) for argument in arguments]) == 2
     printed = capsys.readouterr()
