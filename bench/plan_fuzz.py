@@ -34,7 +34,7 @@ from launcher.measure.hardware import GPUS
 from launcher.model.sizes import NAMED
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
-for module in ("launcher.forecast.plan_cli", "torch._dynamo"):  # which tracing loads
+for module in ("launcher.forecast.plan_answer", "torch._dynamo"):  # which tracing loads
     importlib.import_module(module)
 IMPORTED_CPU_S: Final = time.process_time()
 

@@ -29,7 +29,8 @@ from launcher.forecast.candidates import given_fields
 from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.order import ties
-from launcher.forecast.plan_cli import command_of, parse_options
+from launcher.forecast.plan_answer import command_of
+from launcher.forecast.plan_cli import parse_options
 from launcher.forecast.search import plan
 from launcher.forecast.table import best_of_each
 from launcher.torchrun import split_command

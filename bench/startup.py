@@ -1,5 +1,5 @@
-"""Start-up times: `launcher --help`, a ZeRO rank's imports with Python's collector held back and
-not, in turns, and the first training step of `nano` on a warm corpus.
+"""Start-up times: the help of each verb, a ZeRO rank's imports with Python's collector held back
+and not, in turns, and the first training step of `nano` on a warm corpus.
 
     python bench/startup.py [--runs 5] [--output bench/results/startup.json]
 
@@ -14,6 +14,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from launcher.__main__ import VERBS
 
 # All that a ZeRO rank imports: its CPU seconds, and those of one full collection afterwards.
 IMPORTS = """
@@ -38,11 +40,23 @@ def main() -> None:
     options = parser.parse_args()
     help_s = [seconds("-m", "launcher", "--help") for _ in range(options.runs)]
     flags_s = [seconds("-m", "launcher.train", "--help") for _ in range(options.runs)]
+    verbs_s = {
+        verb: statistics.median(
+            seconds("-m", "launcher", verb, "--help") for _ in range(options.runs)
+        )
+        for verb in VERBS
+        if verb != "run"  # torchrun's own help
+    }
+    slowest = max(verbs_s, key=verbs_s.__getitem__)
     pairs = [(imports("collecting"), imports("held back")) for _ in range(options.runs)]
     first_step(["--strategy", "single"], ranks=1)  # builds the corpus's cache
     results = {
         "launcher --help": summary(help_s),
         "launcher.train --help": summary(flags_s),
+        "launcher VERB --help, slowest of the medians": {
+            "verb": slowest,
+            "median_s": round(verbs_s[slowest], 2),
+        },
         "CPU time of imports, collecting": summary([before[0] for before, _ in pairs]),
         "CPU time of imports, held back": summary([after[0] for _, after in pairs]),
         "one full collection, collecting": summary([before[1] for before, _ in pairs]),

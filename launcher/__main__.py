@@ -33,7 +33,7 @@ ALL_VERBS = {
         "write a page that plans in a browser, without a server",
     ),
     "matrix": (
-        "launcher.compare.sweep.matrix",
+        "launcher.compare.sweep.matrix_cli",
         "show the compatibility of techniques and strategies",
     ),
     "prune": (
@@ -41,16 +41,19 @@ ALL_VERBS = {
         "remove weights, heads or hidden units of a trained model",
     ),
     "export": (
-        "launcher.tools.exchange.export",
+        "launcher.tools.exchange.export_cli",
         "write a checkpoint for transformers, ONNX or TensorRT",
     ),
-    "import": ("launcher.tools.exchange.import_", "turn a model of transformers into a run folder"),
+    "import": (
+        "launcher.tools.exchange.import_cli",
+        "turn a model of transformers into a run folder",
+    ),
     "generate": (
         "launcher.tools.generate.generate_cli",
         "continue prompts with a run, a checkpoint or an export",
     ),
     "infer-bench": (
-        "launcher.tools.serve.infer_bench",
+        "launcher.tools.serve.infer_bench_cli",
         "memory, latency, perplexity in PyTorch, ONNX Runtime, TensorRT",
     ),
     "submit": (
@@ -69,7 +72,7 @@ ALL_VERBS = {
         "launcher.tools.snapshot.snapshot_cli",
         "show torch's memory snapshot: timeline, peak, lifetimes",
     ),
-    "profile": ("launcher.forecast.profile", "measure this machine for the planner"),
+    "profile": ("launcher.forecast.profile_cli", "measure this machine for the planner"),
     "completion": (
         "launcher.tools.completion",
         "print a shell completion script",

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.forecast.plan_cli import answer, best_command, parse_options
+from launcher.forecast.plan_answer import answer, best_command
+from launcher.forecast.plan_cli import parse_options
 from launcher.forecast.plan_records import as_records, failed_records
 from launcher.forecast.table import best_of_each
 from launcher.util.flags import flag

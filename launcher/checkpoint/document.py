@@ -1,18 +1,17 @@
 """The envelope of `index.json`: format, version, checksum, and the errors of damaged files."""
 
-import functools
 import hashlib
 import json
 import reprlib
 import stat
-from collections.abc import Hashable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Interval
 
 from launcher.config.old_names import with_bias
 from launcher.util.errors import UserError
+from launcher.util.json_file import strictly
 
 T = TypeVar("T")
 
@@ -23,7 +22,6 @@ FORMAT, VERSION = "shardscale-checkpoint", 2
 _READABLE = (1, VERSION)  # in version 1, ranges had no gaps
 _FORMATS = (FORMAT, "memscale-checkpoint")  # the same bytes, under the name before 0.2
 _LARGEST_INDEX_BYTES = 2**30  # 1,024 ranks with ten thousand ranges each stay below
-_WORDS = (("Input should be", "must be"), ("Value error, ", ""), ("Input should", "it should"))
 
 
 class DamagedCheckpoint(UserError):
@@ -108,41 +106,3 @@ def digest(content: Any) -> str:
     """Return the checksum of an index's content."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def strictly(kind: type[T], text: str) -> T:
-    """Parse the JSON `text` as a `kind`, each value of exactly its declared type.
-
-    Raises:
-        ValueError: naming the first value that differs.
-    """
-    from pydantic import ValidationError
-
-    try:
-        checked: T = _adapter(cast(Hashable, kind)).validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    else:
-        return checked
-    where = ".".join(_shown(part) for part in first["loc"] if part != "[key]") or "it"
-    what = first["msg"]
-    if first["type"] == "missing":
-        raise ValueError(f"lacks {where}")
-    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        raise ValueError(f"has {where}, which is unknown")
-    for theirs, ours in _WORDS:
-        what = what.replace(theirs, ours)
-    raise ValueError(f"says {where} is {reprlib.repr(first['input'])[:60]}, but {what[:90]}")
-
-
-@functools.cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)  # takes a tenth of a second
-
-
-def _shown(part: Any) -> str:
-    """Quote one part of a value's path; keys may be arbitrary text."""
-    text = str(part)
-    return text if text.isidentifier() and len(text) < 40 else reprlib.repr(part)

@@ -10,13 +10,11 @@ from launcher.forecast.calibration import Calibration
 from launcher.forecast.candidates import PRECISIONS, Choice, choices
 from launcher.forecast.fit import STAGING_BYTES, outside_bytes
 from launcher.forecast.machine import Machine
-from launcher.measure.hardware import GPUS, Gpu
+from launcher.measure.hardware import GPUS, GPUS_PER_NODE, KNOWN_GPUS, Gpu
 from launcher.model.checkpointing import parse
 from launcher.util.errors import UserError
 from launcher.util.sizes import gib, parse_bytes
 
-GPUS_PER_NODE = 8
-KNOWN = ", ".join(gpu.name for gpu in GPUS)
 _SAME_MEMORY = 0.1
 """Relative difference up to which two GPUs count as of the same memory."""
 
@@ -62,7 +60,7 @@ def find_cluster(options: argparse.Namespace) -> tuple[Cluster, list[str]]:
     else:
         raise UserError(
             "which GPU? give --gpu NAME, --gpu-memory SIZE, or --profile FILE; known GPUs are "
-            + KNOWN
+            + KNOWN_GPUS
         )
     grouped = options.gpus > 1
     calibration, outside = None, 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from launcher.forecast import LARGEST_BATCH, LARGEST_MODEL
 from launcher.forecast.assess import Assessment, assess
 from launcher.forecast.bounds import (
     activations_key,
@@ -27,8 +28,6 @@ from launcher.forecast.work import import_for_recording
 from launcher.strategies import strategy_of, variant_of
 from launcher.util.errors import one_line
 
-LARGEST_BATCH: Final = "largest-batch"
-LARGEST_MODEL: Final = "largest-model"
 _BY_SPEED: Final = ("fastest", LARGEST_MODEL)
 """Goals under which a candidate that is slower than another one that fits cannot be the best."""
 _LONGEST_REASON: Final = 120

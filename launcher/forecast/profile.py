@@ -1,7 +1,4 @@
-"""`shardscale profile`: measure this machine for the planner, into a file.
-
-python -m launcher profile --out machine.json --model gpt2 --nproc 2
-"""
+"""Rates of this machine, measured by processes that all work at the same time."""
 
 import argparse
 import contextlib
@@ -30,9 +27,8 @@ from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 from launcher.parallel.meeting import stay_on_this_node
 from launcher.parallel.world import choose_device
-from launcher.util.errors import ExitCode, UserError, naming, refusing
+from launcher.util.errors import ExitCode, UserError, naming
 from launcher.util.files import check_new_file
-from launcher.util.flags import MOST_RANKS, OptionParser, require_range
 from launcher.util.processes import die_with, usable_cores
 from launcher.util.startup import deaf_children
 
@@ -41,11 +37,9 @@ class RankFailed(Exception):
     """A measuring process ended before it had anything to say; it printed why itself."""
 
 
-@refusing
-def main(argv: Sequence[str]) -> int:
-    """Measure and write the file; 0, 2 when refused, 4 when a measuring process failed."""
+def write_profile(options: argparse.Namespace) -> int:
+    """Measure and write the file; 0, or 4 when a measuring process failed."""
     try:
-        options = _parse(argv)
         device_type = choose_device(options.device, options.nproc or 1)
         on_gpu = device_type == "cuda"
         nproc = options.nproc or (torch.cuda.device_count() if on_gpu else min(2, usable_cores()))
@@ -109,22 +103,6 @@ def measure(
         versions=versions,
         **figures,
     )
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = OptionParser(
-        prog="shardscale profile",
-        description="Measure this machine (arithmetic, memory, links, disk) for the planner. "
-        "Takes less than a minute, all cores or GPUs at full load.",
-    )
-    add = parser.add_argument
-    add("--out", type=Path, default=Path("machine.json"), help="file to write (machine.json)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="what to measure")
-    add("--model", default="gpt2", help="named size whose matmul shapes are used (gpt2)")
-    add("--nproc", type=int, help="processes (one per GPU; on a CPU 2, or 1 on a single core)")
-    options = parser.parse_args(argv)
-    require_range("--nproc", options.nproc, 1, MOST_RANKS)
-    return options
 
 
 def _model(name: str) -> ModelConfig:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from launcher.config.schema import RunConfig
+from launcher.forecast import LARGEST_BATCH, LARGEST_MODEL
 from launcher.forecast.assess import Assessment
 from launcher.forecast.bounds import most_recomputed
 from launcher.forecast.candidates import Choice
 from launcher.forecast.cluster import choices_on
 from launcher.forecast.evaluation import (
-    LARGEST_BATCH,
-    LARGEST_MODEL,
     Failed,
     Progress,
     Search,
@@ -26,7 +25,6 @@ from launcher.forecast.predict import by_category
 from launcher.model.sizes import NAMED
 from launcher.util.errors import Failure, UserError
 
-GOALS: Final = ("fastest", "least-memory", LARGEST_BATCH, LARGEST_MODEL)
 ADAPTER_RANK: Final = 8
 
 

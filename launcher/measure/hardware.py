@@ -13,6 +13,7 @@ from typing import Final
 from launcher.util.errors import UserError
 from launcher.util.sizes import GIB, MIB
 
+GPUS_PER_NODE = 8
 ASSUMED_NETWORK_BYTES_PER_S = 1.5625e9  # one link of 100 Gbit/s for 8 GPUs
 STAND_IN_GPUS: Final = "SHARDSCALE_STAND_IN_GPUS"
 """Environment variable that describes the GPUs of a rehearsal."""
@@ -153,6 +154,7 @@ GPUS = (
     Gpu("T4", "T4", (7, 5), 14.5, 65e12, 8.1e12, 320e9, 3, 40, "T4"),
 )
 # fmt: on
+KNOWN_GPUS = ", ".join(gpu.name for gpu in GPUS)
 
 
 def is_rehearsal() -> bool:

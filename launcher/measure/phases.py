@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-PHASES = ("data", "forward", "backward", "step")
+from launcher.measure import PHASES
+
 LATEST_STEPS = 10_000  # their median duration is compared with the plan
 
 

@@ -1,32 +1,36 @@
 """--precision as torch dtypes of storage, computation and parameters."""
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from launcher.optim.choice import OptimChoice
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dtypes:
     """Data types of a run."""
 
-    stored: torch.dtype
+    stored: "torch.dtype"
     """Weights that the optimizer updates (master weights, if the model has a copy), and its
     gradients."""
-    computed: torch.dtype
+    computed: "torch.dtype"
     """Matmuls and their results."""
-    parameters: torch.dtype
+    parameters: "torch.dtype"
     """The model's parameters: the stored ones, or a copy to compute with."""
 
     @property
-    def autocast(self) -> torch.dtype | None:
+    def autocast(self) -> "torch.dtype | None":
         """Return the autocast type; None if the parameters have it."""
         return None if self.computed == self.parameters else self.computed
 
     @property
     def scaled(self) -> bool:
         """Return whether losses are scaled, so that small gradients do not underflow."""
+        import torch
+
         return self.computed == torch.float16
 
 
@@ -35,6 +39,8 @@ def dtypes(optim: OptimChoice, *, copies: bool = False) -> Dtypes:
 
     `copies` is for strategies that give the model low-precision parameters; others use autocast.
     """
+    import torch
+
     arithmetic = optim.arithmetic
     low = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
         arithmetic.computed

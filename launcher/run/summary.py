@@ -13,8 +13,9 @@ from rich.text import Text
 from launcher.config.resolve import Resolved
 from launcher.config.schema import LoopChoice
 from launcher.data import Corpus
+from launcher.measure import PHASES
 from launcher.measure.memory import MemoryMeter, peak_rss_bytes
-from launcher.measure.phases import PHASES, StepTimes
+from launcher.measure.phases import StepTimes
 from launcher.measure.records import (
     EvalRecord,
     PhaseRecord,

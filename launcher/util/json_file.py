@@ -1,20 +1,29 @@
 """JSON: files of other programs, read more strictly than Python does, and records as objects."""
 
 import dataclasses
+import functools
 import json
 import math
+import reprlib
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from launcher.util.errors import UserError
 from launcher.util.flags import read_small_file
 
+T = TypeVar("T")
 JsonObject = dict[str, Any]
 MOST_BYTES = 2**24  # an index of 100,000 tensors
 MOST_DIGITS = 300
 MOST_LEVELS = 20
+_WORDS_OF_PYDANTIC = (
+    ("Input should be", "must be"),
+    ("Value error, ", ""),
+    ("Input should", "it should"),
+)
 OF_TRANSFORMERS = "a file that save_pretrained of transformers or PEFT has written"
 
 
@@ -68,6 +77,44 @@ def parse_json(path: Path, text: str, *, what: str, infinite: bool = False) -> J
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds {brief(content)}, but must be a JSON object")
     return content
+
+
+def strictly(kind: type[T], text: str) -> T:
+    """Parse the JSON `text` as a `kind`, each value of exactly its declared type.
+
+    Raises:
+        ValueError: naming the first value that differs.
+    """
+    from pydantic import ValidationError
+
+    try:
+        checked: T = _adapter(cast(Hashable, kind)).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    else:
+        return checked
+    where = ".".join(_shown(part) for part in first["loc"] if part != "[key]") or "it"
+    what = first["msg"]
+    if first["type"] == "missing":
+        raise ValueError(f"lacks {where}")
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        raise ValueError(f"has {where}, which is unknown")
+    for theirs, ours in _WORDS_OF_PYDANTIC:
+        what = what.replace(theirs, ours)
+    raise ValueError(f"says {where} is {reprlib.repr(first['input'])[:60]}, but {what[:90]}")
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)  # takes a tenth of a second
+
+
+def _shown(part: Any) -> str:
+    """Quote one part of a value's path; keys may be arbitrary text."""
+    text = str(part)
+    return text if text.isidentifier() and len(text) < 40 else reprlib.repr(part)
 
 
 def brief(value: object, most: int = 40) -> str:

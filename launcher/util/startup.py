@@ -221,6 +221,24 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Import in the block what a command needs once its arguments are valid: `--help` and mistakes
+    are answered without torch, in a tenth of the time. SIGINT ends the process at once, as in the
+    imports before."""
+    before = signal.getsignal(signal.SIGINT)
+    # Not in a program that imports us, whose handler is another.
+    ours = getattr(before, "__module__", None) == __name__
+    if ours:
+        signal.signal(signal.SIGINT, _end_at_once)
+    try:
+        with importing():
+            yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def deaf_children() -> Iterator[None]:
     """Start child processes that ignore a terminal's Ctrl-C: this process ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+STEPS: Final = 6
 BASE: Mapping[str, Any] = {
     **{"decoder": "transformers", "seq_len": 24, "tokenizer": "byte", "device": "cpu", "seed": 7},
-    **{"steps": 10, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.1, "warmup_steps": 0},
+    **{"steps": STEPS, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.1, "warmup_steps": 0},
     **{"clip": 0.5, "micro_batch": 2, "global_batch": 4, "data": "text.txt"},
 }
-STEPS: Final = 10
 USERS: Final = "examples.decoder:build"
 """A decoder that a user's own function builds."""
 _FULL: Final = {"activation_checkpointing": "full"}

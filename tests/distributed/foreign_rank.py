@@ -61,7 +61,8 @@ from launcher.run.saves import run_entries
 from launcher.strategies.engine import Engine, train_step
 from launcher.strategies.flat_shards import PARAM
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
-from launcher.tools.exchange.export import ExportOptions, export
+from launcher.tools.exchange.choice import ExportOptions
+from launcher.tools.exchange.export import export
 from launcher.train import build_engine, to_device
 from launcher.util.flags import as_flags
 

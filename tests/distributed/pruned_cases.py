@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 RANKS = 2
-STEPS, SAVED = 40, 10
+STEPS, SAVED = 18, 10
 FEW_STEPS = 6
 GLOBAL_BATCH = 4
 

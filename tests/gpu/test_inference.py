@@ -12,8 +12,8 @@ from launcher.checkpoint import Checkpointer
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export
-from launcher.tools.serve import infer_bench
+from launcher.tools.exchange import export_cli
+from launcher.tools.serve import infer_bench_cli
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,14 +51,14 @@ def test_an_engine_computes_what_pytorch_does(
 ) -> None:
     out = run.parent / "engine"
     flags = ["--format", "tensorrt", "--dtype", dtype, cache, "--out", str(out)]
-    assert export.main([str(run), *flags]) == 0
+    assert export_cli.main([str(run), *flags]) == 0
     assert "model.engine equal to PyTorch within" in capsys.readouterr().out
     assert (out / "model.engine").stat().st_size > 0
 
 
 def test_memory_is_what_torch_has_allocated(run: Path) -> None:
     flags = ["--engines", "pytorch", "compiled", "--weights", "fp32", "bf16", "--sequences", "3"]
-    assert infer_bench.main([str(run), *flags, "--prompt-tokens", "8"]) == 0
+    assert infer_bench_cli.main([str(run), *flags, "--prompt-tokens", "8"]) == 0
     found = json.loads((run.parent / "inference" / "inference.json").read_text())
     rows = {(row["engine"], row["weights"]): row for row in found["rows"]}
     assert all(row["reason"] is None for row in rows.values())

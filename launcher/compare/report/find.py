@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.checkpoint.document import strictly
 from launcher.measure.records import Sweep, SweepRow
 from launcher.util.errors import UserError
+from launcher.util.json_file import strictly
 
 MARKS = ("config.yaml", "status.json", "rank0.jsonl")
 SWEEP_FILE = "sweep.json"

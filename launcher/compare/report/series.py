@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.compare.report.records import sound_record
-from launcher.measure.phases import PHASES
+from launcher.measure import PHASES
 from launcher.measure.records import WARMUP_STEPS
 
 Floats = NDArray[np.float64]

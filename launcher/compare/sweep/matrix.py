@@ -1,4 +1,4 @@
-"""`shardscale matrix`: compatibility of techniques and strategies, with reasons for refusals.
+"""Table of techniques and strategies: which go together, and reasons for refusals.
 
 No table is maintained by hand: each cell asks `resolve`, as every run does before it starts.
 docs/matrix.md holds the output, and a test trains each pair that runs on a CPU.
@@ -20,8 +20,7 @@ from launcher.model.attention import KERNELS
 from launcher.optim.choice import PRECISIONS, OptimizerName
 from launcher.strategies import VARIANTS, strategy_of
 from launcher.util import tables
-from launcher.util.errors import ExitCode, NotInstalled, UserError, naming, refusing
-from launcher.util.flags import OptionParser
+from launcher.util.errors import NotInstalled, UserError, naming
 
 LABELS: Final = tuple(VARIANTS)
 RANKS: Final = 2
@@ -113,31 +112,17 @@ class Cell:
     cuda: str | None
 
 
-@refusing
-def main(argv: Sequence[str]) -> int:
+def print_matrix(file: Path | None, *, as_markdown: bool) -> None:
     """Print the table, or write it between the markers of a file."""
-    parser = OptionParser(
-        prog="shardscale matrix",
-        description="Show which techniques work with which strategies, and why others are refused.",
-    )
-    parser.add_argument(
-        "file",
-        type=Path,
-        nargs="?",
-        help="Markdown file to write the table into, between its markers",
-    )
-    parser.add_argument("--markdown", action="store_true", help="print Markdown on a terminal too")
-    options = parser.parse_args(argv)
     width = tables.terminal_width()
-    if options.file is not None:
-        with naming(f"shardscale matrix {options.file}:"):
-            text = with_matrix(_read(options.file))
-        options.file.write_text(text, encoding="utf-8")
-    elif options.markdown or width is None:
+    if file is not None:
+        with naming(f"shardscale matrix {file}:"):
+            text = with_matrix(_read(file))
+        file.write_text(text, encoding="utf-8")
+    elif as_markdown or width is None:
         print(markdown(), end="")
     else:
         show(width)
-    return ExitCode.DONE
 
 
 def with_matrix(text: str) -> str:

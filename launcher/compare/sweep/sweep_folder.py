@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.document import strictly
 from launcher.compare.report.find import ROWS, SWEEP_FILE, read_sweep
 from launcher.measure.records import Sweep, SweepRow
 from launcher.util.errors import UserError, naming
 from launcher.util.files import check_writable, replace_text
+from launcher.util.json_file import strictly
 
 
 class SweepFolder:

@@ -1,12 +1,12 @@
 """DistributedDataParallel: every rank holds everything, gradients are averaged."""
 
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from typing import TYPE_CHECKING
 
 from launcher.strategies.base import Strategy, Variant
-from launcher.strategies.build_inputs import BuildInputs
-from launcher.strategies.engine import Engine
-from launcher.strategies.native import native_engine
+
+if TYPE_CHECKING:
+    from launcher.strategies.build_inputs import BuildInputs
+    from launcher.strategies.engine import Engine
 
 
 class Ddp(Strategy):
@@ -19,9 +19,14 @@ class Ddp(Strategy):
         ),
     )
 
-    def build(self, inputs: BuildInputs) -> Engine:
+    def build(self, inputs: "BuildInputs") -> "Engine":
         """Gradients live in the reduction buckets, so they are held once; mixed precision under
         autocast."""
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        from launcher.strategies.native import native_engine
+
         device, module = inputs.world.device, inputs.whole_module()
         if inputs.config.loop.compiles:
             from launcher.strategies.compiled import compile_blocks

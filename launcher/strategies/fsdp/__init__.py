@@ -6,14 +6,16 @@ forecast/    its allocations, group by group, and its traffic; imported by the f
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import Strategy, Variant
-from launcher.strategies.build_inputs import BuildInputs
-from launcher.strategies.engine import Engine
+
+if TYPE_CHECKING:
+    from launcher.strategies.build_inputs import BuildInputs
+    from launcher.strategies.engine import Engine
 
 _FULL = Variant(
     label="fsdp",
@@ -66,7 +68,7 @@ class Fsdp(Strategy):
         """Parameters are cast as they are gathered."""
         return dtypes(config.optim, copies=True)
 
-    def build(self, inputs: BuildInputs) -> Engine:
+    def build(self, inputs: "BuildInputs") -> "Engine":
         """Imports DTensor, and with it sympy: only where it is used."""
         from launcher.strategies.fsdp.wrapping import build
 

@@ -1,9 +1,12 @@
 """One process, one device, everything on it."""
 
+from typing import TYPE_CHECKING
+
 from launcher.strategies.base import Strategy, Variant
-from launcher.strategies.build_inputs import BuildInputs
-from launcher.strategies.engine import Engine
-from launcher.strategies.native import native_engine
+
+if TYPE_CHECKING:
+    from launcher.strategies.build_inputs import BuildInputs
+    from launcher.strategies.engine import Engine
 
 
 class Single(Strategy):
@@ -22,8 +25,10 @@ class Single(Strategy):
     needs_group = False
     follows = {}  # noqa: RUF012
 
-    def build(self, inputs: BuildInputs) -> Engine:
+    def build(self, inputs: "BuildInputs") -> "Engine":
         """Mixed precision computes under autocast."""
+        from launcher.strategies.native import native_engine
+
         module = inputs.whole_module()
         if inputs.config.loop.compiles:
             from launcher.strategies.compiled import compile_blocks

@@ -6,12 +6,16 @@ fraction.py which sub-groups of stage 3 are not offloaded    saved.py   experts 
 forecast/   its allocations and its traffic; imported by the forecast only
 """
 
+from typing import TYPE_CHECKING
+
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import TORCH, Fields, Strategy, Variant
-from launcher.strategies.build_inputs import BuildInputs
-from launcher.strategies.engine import Engine
+
+if TYPE_CHECKING:
+    from launcher.strategies.build_inputs import BuildInputs
+    from launcher.strategies.engine import Engine
 
 _OPTIMIZER: dict[str, Fields] = {"+cpu": {"offload_optimizer": "cpu"}}
 _BOTH = _OPTIMIZER | {"+cpu+param": {"offload_optimizer": "cpu", "offload_param": "cpu"}}
@@ -54,7 +58,7 @@ class Zero(Strategy):
         """Copies of the master weights from stage 1 on; stage 0 computes under autocast."""
         return dtypes(config.optim, copies=config.sharding.zero != 0)
 
-    def build(self, inputs: BuildInputs) -> Engine:
+    def build(self, inputs: "BuildInputs") -> "Engine":
         """Imports deepspeed, which takes its time."""
         from launcher.strategies.zero.engine import build
 

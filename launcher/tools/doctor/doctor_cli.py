@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from launcher.tools.doctor import gpu, host, software
 from launcher.tools.doctor.finding import Check, Finding, run_checks
 from launcher.util.errors import ExitCode, refusing
 from launcher.util.flags import OptionParser
 from launcher.util.packages import INSTALL_FLASH_ATTENTION, how_to_install
+from launcher.util.startup import loading
 
 SCHEMA_VERSION = 1
 WITHIN_S = 14.0
@@ -31,6 +31,9 @@ FLASH_ATTENTION = {"flash-attn": "torch's own flash kernels are used"}
 
 def checks(nvme_path: Path | None) -> dict[str, dict[str, Check]]:
     """Return group -> name -> check."""
+    with loading():
+        from launcher.tools.doctor import gpu, host, software
+
     return {
         "Software": {
             "Python": software.python,

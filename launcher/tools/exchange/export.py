@@ -3,13 +3,11 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.pretrained.adapters import BASE_FIELD, write_adapter
@@ -29,58 +27,13 @@ from launcher.config.resolve import check_run_folder
 from launcher.config.transformers_config import require_own, require_transformers
 from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
+from launcher.tools.exchange.choice import GRAPH_FORMATS, ExportOptions
 from launcher.tools.exchange.layouts import layout_of
 from launcher.tools.exchange.provenance import dtype_of_base, which_step
-from launcher.util.errors import ExitCode, UserError, refusing
-from launcher.util.flags import as_flags, fields_of, one_sentence
+from launcher.util.errors import UserError
 from launcher.util.sizes import MOST_BYTES, parse_bytes
 
-GRAPH_FORMATS = ("onnx", "tensorrt")
-_FORMATS_OF: Mapping[str, tuple[str, ...]] = {
-    "cache": GRAPH_FORMATS,
-    "shard_size": ("hf",),
-    "tokenizer": ("hf", *GRAPH_FORMATS),
-}
-"""Options and the formats that they apply to."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportOptions:
-    """Write a checkpoint's weights for other programs."""
-
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """A run folder (its newest checkpoint is used), or one checkpoint."""
-    out: Path
-    """Output folder; must not exist yet."""
-    format: Literal["hf", "safetensors", "onnx", "tensorrt"] = "hf"
-    """hf: a folder for transformers' from_pretrained. safetensors: weights under shardscale's
-    names. onnx: a graph for ONNX Runtime and others. tensorrt: an engine for this machine's GPU."""
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of the exported weights. auto: whole models for hf and safetensors take that of the
-    weights that the run was fine-tuned from; otherwise fp32, as checkpoints are."""
-    cache: bool = True
-    """onnx, tensorrt: with a KV cache as inputs and outputs, for decoding token by token; without,
-    the graph computes logits of whole sequences."""
-    shard_size: str = "5GB"
-    """hf: largest size of one weight file (5GB, 500MiB)."""
-    adapter: bool = False
-    """Export only the adapters of a run with --lora-rank, for PEFT."""
-    merge: bool = False
-    """Merge the adapters of a run into its base weights."""
-    tokenizer: str | None = None
-    """hf, onnx, tensorrt: a tokenizer.json, byte or hf:NAME instead of the run's own; none exports
-    no tokenizer."""
-
-
-@refusing
-def main(argv: Sequence[str]) -> int:
-    """Export one checkpoint; 0 on success, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(ExportOptions, args=list(argv), prog="shardscale export")
-    check_options(options, fields_of(argv))
-    print(export(options))
-    return ExitCode.DONE
 
 
 def export(options: ExportOptions) -> str:
@@ -102,28 +55,6 @@ def export(options: ExportOptions) -> str:
                 path = None if stored.checkpoint is None else stored.checkpoint.path
                 if path is None or path == options.run or path.exists():
                     raise
-
-
-def check_options(options: ExportOptions, given: Collection[str]) -> None:
-    """Refuse options without effect on the chosen format.
-
-    Args:
-        given: names of the options on the command line.
-
-    Raises:
-        UserError: names the first such option.
-    """
-    for name, formats in _FORMATS_OF.items():
-        flags = as_flags({name: getattr(options, name)})
-        if name not in given:
-            continue
-        if options.format not in formats:
-            raise UserError(
-                f"{flags} belongs to --format {' or '.join(formats)}, not {options.format}: leave "
-                "it out"
-            )
-        if options.adapter and options.format == "hf":
-            raise UserError(f"{flags} changes nothing of an --adapter: leave it out")
 
 
 def _chosen(stored: Stored, options: ExportOptions) -> Stored | Merged:

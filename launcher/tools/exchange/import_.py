@@ -4,15 +4,13 @@ import itertools
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 import yaml
 from torch import Tensor
 
@@ -36,34 +34,13 @@ from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import trained_shapes
-from launcher.util.errors import ExitCode, refusing
-from launcher.util.flags import one_sentence
-from launcher.util.hub_cache import HUB_PREFIX, model_folder
+from launcher.util.hub_cache import HUB_PREFIX
 
 _PART = re.compile(r"^(?:blocks\.\d+|\w+)")
 """Prefix of a parameter's name: its block, or `wte`, `wpe`, `ln_f` or `head`."""
 
 Parts = Callable[[str], Iterator[tuple[int, Tensor]]]
 """Name of a parameter -> its flattened ranges: first element and data of each."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportOptions:
-    """Import a model of transformers, or an adapter of PEFT, as a run folder to train from."""
-
-    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """A folder written by save_pretrained of transformers or PEFT, or hf:ORG/NAME."""
-    out: Path
-    """Run folder to write; must not exist yet."""
-
-
-@refusing
-def main(argv: Sequence[str]) -> int:
-    """Import one model; 0 on success, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(ImportOptions, args=list(argv), prog="shardscale import")
-    print(import_model(model_folder(options.folder), options.out))
-    return ExitCode.DONE
 
 
 def import_model(folder: Path, out: Path) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from launcher.config.arguments import parse_run_config
-from launcher.forecast.cluster import GPUS_PER_NODE
+from launcher.measure.hardware import GPUS_PER_NODE
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.translate import Reading, model_of, precision, sharding
 from launcher.util.errors import UserError

@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from launcher.tools.plan_from.assess import Planned, plan_of
-from launcher.tools.plan_from.changes import changes_of, patch_of
-from launcher.tools.plan_from.checking import check, check_flags
-from launcher.tools.plan_from.output import print_planned
-from launcher.tools.plan_from.reading import read_source
 from launcher.util.errors import ExitCode, Failure, UserError, refusing
 from launcher.util.flags import OptionParser, split_options
+from launcher.util.startup import loading
 
 MOST_FILES: Final = 8
 
@@ -21,14 +17,16 @@ MOST_FILES: Final = 8
 def main(argv: Sequence[str]) -> int:
     """Plan the run of a file, or check files; returns an exit code."""
     options, rest = parse(argv)
+    with loading():
+        from launcher.tools.plan_from.answer import plan_files
+        from launcher.tools.plan_from.checking import check, check_flags
+
     try:
         if options.check and not options.files:
             return check_flags(rest, as_json=options.json)
         if options.check:
             return check(options.files, rest, as_json=options.json)
-        sources = [read_source(path) for path in options.files]
-        planned = plan_of(sources, rest)
-        return _show(planned, options, rest)
+        return plan_files(options.files, rest, patch=options.patch, as_json=options.json)
     except Failure as error:
         print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.FAILED
@@ -66,17 +64,3 @@ def _parser() -> OptionParser:
     add("--check", action="store_true", help="print one line; exit 0 fits, 1 not, 3 too close")
     add("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _show(planned: Planned, options: argparse.Namespace, rest: Sequence[str]) -> int:
-    changes = changes_of(planned, rest)
-    if options.patch:
-        if not changes:
-            path = planned.reading.source.path
-            print(f"shardscale: {path}: no change of its keys fits", file=sys.stderr)
-            return ExitCode.NOTHING_FITS
-        print(patch_of(planned.reading.source, changes[0]), end="")
-        return ExitCode.DONE
-    print_planned(planned, changes, as_json=options.json)
-    fits = planned.verdict != "does not fit"
-    return ExitCode.DONE if fits else ExitCode.NOTHING_FITS

@@ -7,8 +7,6 @@ from typing import Annotated, Final, Literal
 
 import tyro
 
-from launcher.checkpoint.pretrained.loading import chosen_device
-from launcher.checkpoint.pretrained.stored import Stored
 from launcher.config.transformers_config import require_own
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError
@@ -57,7 +55,6 @@ class PruneOptions:
                 "--pattern unstructured"
             )
         require_range("--calibration-tokens", self.calibration_tokens, 1, MOST_ITEMS)
-        chosen_device(self.device)
 
     @property
     def structured(self) -> bool:
@@ -77,13 +74,12 @@ class PruneOptions:
         return round(self.sparsity * count)
 
 
-def check_prunable(stored: Stored, options: PruneOptions) -> None:
+def check_prunable(config: ModelConfig, options: PruneOptions) -> None:
     """Refuse a model that cannot be pruned as requested.
 
     Raises:
         UserError: names the obstacle and the fix.
     """
-    config = stored.config
     require_own(config, f"{options.run}: shardscale prune")
     if config.lora is not None:
         raise UserError(

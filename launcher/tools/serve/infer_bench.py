@@ -10,13 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
 
 from launcher.checkpoint.pretrained.loading import chosen_device
 from launcher.checkpoint.pretrained.weight_files import new_folder
@@ -24,65 +23,26 @@ from launcher.compare.inference import FOLDER, RESULT_FILE, markdown_text, page,
 from launcher.config.resolve import check_run_folder
 from launcher.tools.serve import tensorrt as tensorrt_engine
 from launcher.tools.serve.case import Case, Measured
+from launcher.tools.serve.choice import InferBenchOptions
 from launcher.tools.serve.export import missing_packages
 from launcher.tools.serve.text import BenchInputs, BenchRun, open_run, text_of
-from launcher.util.errors import ExitCode, UserError, refusing
-from launcher.util.flags import MOST_ITEMS, one_sentence, require_range
+from launcher.util.errors import UserError
 from launcher.util.packages import version_of
 from launcher.util.processes import for_children
 from launcher.util.sizes import duration
 
-EngineName = Literal["pytorch", "compiled", "onnxruntime", "tensorrt"]
-Weights = Literal["fp32", "bf16", "int8"]
 VERSION = 1
 REFERENCE = ("pytorch", "fp32")
 """Engine and weights that the others of a run are compared with."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InferBenchOptions:
-    """Compare memory, latency and perplexity of runs in PyTorch, ONNX Runtime and TensorRT, on the
-    same prompts and with each engine in its own process."""
+def infer_bench(options: InferBenchOptions) -> None:
+    """Measure, write the folder, print the table.
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS...")] = ()
-    """Run folders or checkpoints, trained on the same text with the same tokenizer."""
-    out: Path | None = None
-    """Output folder; must not exist yet (default: inference, beside the first run)."""
-    engines: tuple[EngineName, ...] = ("pytorch", "compiled", "onnxruntime", "tensorrt")
-    """Runtimes to compare."""
-    weights: tuple[Weights, ...] = ("fp32", "bf16", "int8")
-    """int8: projections with dynamically quantized inputs (torchao, or ONNX Runtime)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto: a GPU if there is one."""
-    prompts: int = 3
-    """Number of prompts, taken from the validation text and decoded one at a time."""
-    prompt_tokens: int = 32
-    """Tokens per prompt."""
-    new_tokens: int = 32
-    """Tokens to decode per prompt, greedily."""
-    repeats: int = 3
-    """Repeats over all prompts."""
-    sequences: int = 32
-    """Validation sequences to compute perplexity on."""
-    seed: int = 0
-    """Seed of the prompts' positions."""
-
-    def __post_init__(self) -> None:
-        if not self.runs:
-            raise UserError("infer-bench needs runs: give run folders, for example runs/dense")
-        for name, most in (("prompts", 1000), ("repeats", 1000), ("sequences", MOST_ITEMS)):
-            require_range(f"--{name}", getattr(self, name), 1, most)
-        require_range("--prompt-tokens", self.prompt_tokens, 1, MOST_ITEMS)
-        require_range("--new-tokens", self.new_tokens, 2, MOST_ITEMS)
-        require_range("--seed", self.seed, 0, 2**62)
-        chosen_device(self.device)
-
-
-@refusing
-def main(argv: Sequence[str]) -> int:
-    """Measure, write the folder, print the table; 0 on success, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(InferBenchOptions, args=list(argv), prog="shardscale infer-bench")
+    Raises:
+        UserError: runs that cannot be compared, or prompts longer than their context.
+    """
+    device_type = chosen_device(options.device).type
     out = options.out or options.runs[0].absolute().parent / FOLDER
     check_run_folder(out)
     runs = [open_run(run) for run in options.runs]
@@ -100,20 +60,19 @@ def main(argv: Sequence[str]) -> int:
         sequences=options.sequences,
         seed=options.seed,
     )
-    found = _measured(options, runs, bench)
+    found = _measured(options, runs, bench, device_type)
     with new_folder(out) as folder:
         (folder / RESULT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         (folder / "inference.md").write_text(markdown_text(found), encoding="utf-8")
         (folder / "inference.html").write_text(page(found), encoding="utf-8")
     print_rows(found, out)
-    return ExitCode.DONE
 
 
 def _measured(
-    options: InferBenchOptions, runs: Sequence[BenchRun], bench: BenchInputs
+    options: InferBenchOptions, runs: Sequence[BenchRun], bench: BenchInputs, device_type: str
 ) -> dict[str, Any]:
     """Measure all cases; returns the content of inference.json."""
-    names, device_type = _names([run.path for run in runs]), chosen_device(options.device).type
+    names = _names([run.path for run in runs])
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "text.npz")

@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.resolve import check_run_folder, resolve
-from launcher.data.sources import find_source
-from launcher.run.prepare import check_init_from, compiled_before, with_recipe
-from launcher.run.resume import find_resume
-from launcher.run.weights_source import check_weights_source
 from launcher.tools.submit.job import Job, NotQueued, fill, sbatch
 from launcher.util.errors import ExitCode, UserError, refusing
 from launcher.util.flags import MOST_RANKS, OptionParser, require_range
+from launcher.util.startup import loading
 
 OUTPUT = "slurm-%j.out"
 # Set by the batch scripts, from the number of nodes and of ranks per node.
@@ -159,6 +155,13 @@ def _check_training(job: Job) -> Path | None:
     Raises:
         UserError: invalid flags for that many ranks, missing data, or unwritable folders.
     """
+    with loading():
+        from launcher.config.resolve import check_run_folder, resolve
+        from launcher.data.sources import find_source
+        from launcher.run.prepare import check_init_from, compiled_before, with_recipe
+        from launcher.run.resume import find_resume
+        from launcher.run.weights_source import check_weights_source
+
     # The batch scripts' default; a typed --out comes later and wins.
     unnamed = Path("runs/slurm-JOB")
     config = parse_run_config(["--out", str(unnamed), *job.arguments], world_size=job.world_size)

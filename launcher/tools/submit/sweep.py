@@ -3,7 +3,7 @@
 import shutil
 
 from launcher.compare.sweep.grid_source import flags_of
-from launcher.compare.sweep.sweep_cli import prepare, tasks
+from launcher.compare.sweep.sweep import prepare, tasks
 from launcher.compare.sweep.sweep_folder import SweepFolder
 from launcher.config.arguments import parse_run_config
 from launcher.measure.records import Sweep

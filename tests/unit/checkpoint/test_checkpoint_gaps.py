@@ -25,7 +25,7 @@ from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export
+from launcher.tools.exchange import export_cli
 
 Shapes = dict[str, tuple[int, ...]]
 KINDS = (PARAM, "exp_avg")
@@ -567,7 +567,7 @@ def test_a_folder_of_transformers_is_read_with_gaps(
     extra = {"config": {"tokenizer": "byte"}, "model": config}
     Checkpointer(tmp_path / "run" / "checkpoints").save(1, engine, extra)
     out = tmp_path / "hf"
-    assert export.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
+    assert export_cli.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
     monkeypatch.setattr(
         "launcher.checkpoint.pretrained.folder_weights.CHUNK_ELEMENTS", 100
     )  # a few rows each

@@ -22,7 +22,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.conversion import PREFIX
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes
-from launcher.tools.exchange.import_ import main as import_adapter
+from launcher.tools.exchange.import_cli import main as import_adapter
 from launcher.tools.exchange.layouts import layout_of
 from launcher.tools.generate.generate_cli import main as generate
 from launcher.tools.prune.prune_cli import main as prune

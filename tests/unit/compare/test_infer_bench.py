@@ -15,7 +15,7 @@ from launcher.checkpoint.pretrained.loading import build, open_source
 from launcher.compare.report import report_cli as report
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
-from launcher.tools.serve import infer_bench
+from launcher.tools.serve import infer_bench_cli
 from launcher.tools.serve.text import open_run, text_of
 
 QUICK = ["--prompt-tokens", "6", "--new-tokens", "5", "--prompts", "2", "--repeats", "2"]
@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verb(*arguments: Any) -> int:
-    return infer_bench.main([str(argument) for argument in arguments])
+    return infer_bench_cli.main([str(argument) for argument in arguments])
 
 
 def test_runs_and_engines_stand_in_one_table(

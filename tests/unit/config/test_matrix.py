@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from launcher.__main__ import VERBS
-from launcher.compare.sweep import matrix
+from launcher.compare.sweep import matrix, matrix_cli
 from launcher.compare.sweep.matrix import (
     BEGIN,
     END,
@@ -32,10 +32,10 @@ def test_the_readme_holds_todays_table() -> None:
 
 
 def test_writing_the_table_leaves_the_rest_alone(tmp_path: Path) -> None:
-    assert VERBS["matrix"][0] == matrix.__name__
+    assert VERBS["matrix"][0] == matrix_cli.__name__
     file = tmp_path / "file.md"
     file.write_text(f"before\n{BEGIN}old\n{END}after\n")
-    assert matrix.main([str(file)]) == ExitCode.DONE
+    assert matrix_cli.main([str(file)]) == ExitCode.DONE
     assert file.read_text() == f"before\n{BEGIN}{matrix.markdown()}{END}after\n"
 
 
@@ -46,7 +46,7 @@ def test_a_file_without_markers_is_refused(
     file = tmp_path / "file.md"
     if content is not None:
         file.write_text(content)
-    assert matrix.main([str(file)]) == ExitCode.REFUSED
+    assert matrix_cli.main([str(file)]) == ExitCode.REFUSED
     said = capsys.readouterr().err
     assert said.startswith("shardscale: shardscale matrix")
     assert len(said.splitlines()) == 1

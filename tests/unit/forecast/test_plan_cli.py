@@ -16,7 +16,8 @@ from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import Room, needed_bytes
 from launcher.forecast.machine import Machine
-from launcher.forecast.plan_cli import ProgressLine, main, parse_options
+from launcher.forecast.plan_answer import ProgressLine
+from launcher.forecast.plan_cli import main, parse_options
 from launcher.forecast.search import plan
 from launcher.model.sizes import NAMED
 from launcher.strategies import variant_of
@@ -393,7 +394,9 @@ def test_seconds_of_different_batches_are_not_side_by_side(
 def test_an_output_that_cannot_be_written_is_refused_before_the_search(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.forecast.plan_cli.plan", lambda *_, **__: pytest.fail("searched"))
+    monkeypatch.setattr(
+        "launcher.forecast.plan_answer.plan", lambda *_, **__: pytest.fail("searched")
+    )
     for path in (tmp_path / "nope" / "x", Path("/proc/x")):
         assert main([*NARROW, *CLUSTER, option, str(path)]) == 2
         said = capsys.readouterr().err

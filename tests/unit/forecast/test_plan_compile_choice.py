@@ -9,7 +9,8 @@ from launcher.forecast.candidates import choices
 from launcher.forecast.cluster import find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import Room, needed_bytes
-from launcher.forecast.plan_cli import command_of, main, parse_options
+from launcher.forecast.plan_answer import command_of
+from launcher.forecast.plan_cli import main, parse_options
 from launcher.forecast.search import plan
 from launcher.forecast.suggestions import suggest
 from launcher.forecast.table import closing_lines

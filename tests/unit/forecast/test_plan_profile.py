@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from launcher.__main__ import VERBS
-from launcher.forecast import profile
+from launcher.forecast import profile, profile_cli
 from launcher.forecast.benchmarks import Bench, Effort
 from launcher.forecast.collectives import fit_rate
 from launcher.forecast.machine import COLLECTIVES, Machine
@@ -147,7 +147,7 @@ def test_bad_arguments_are_refused_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("here.json").write_text("")
-    assert profile.main(flags) == 2
+    assert profile_cli.main(flags) == 2
     said = capsys.readouterr().err
     assert said.startswith("shardscale: ")
     assert sentence in said
@@ -156,7 +156,7 @@ def test_bad_arguments_are_refused_in_one_sentence(
 
 
 def test_the_command_line_knows_the_verb() -> None:
-    assert VERBS["profile"][0] == profile.__name__
+    assert VERBS["profile"][0] == profile_cli.__name__
 
 
 def test_latency_and_bandwidth_are_fitted() -> None:

@@ -25,13 +25,13 @@ BEFORE = [(row, RESULTS[key]) for key, row in ROWS.items()]
 
 @pytest.fixture(scope="module")
 def now() -> list[tuple[Row, Planned]]:
-    """Every second row that is no constant's source, and those of pairs; seconds as planned now.
+    """Every fourth row that is no constant's source, and those of pairs; seconds as planned now.
 
     `bench/published.py` plans all of them.
     """
     paired = {key for pair in pairs_of(BEFORE, "seconds") for key in pair.keys}
     some = {key for key, row in ROWS.items() if not row.fits_constants and key not in paired}
-    taken = paired | set(sorted(some)[::2])
+    taken = paired | set(sorted(some)[2::4])
     return [(row, planned_seconds(row, before)) for row, before in BEFORE if row.key in taken]
 
 
@@ -63,7 +63,7 @@ def test_seconds_of_rows_that_check(now: list[tuple[Row, Planned]]) -> None:
         for figure in figures(now)
         if figure.kind == "seconds" and not figure.row.fits_constants and not figure.unlike
     ]
-    assert len(ratios) > 60
+    assert len(ratios) > 40
     assert sum(1 / 1.25 <= ratio <= 1.25 for ratio in ratios) >= 0.85 * len(ratios)
     assert min(ratios) > 1 / 1.3
 

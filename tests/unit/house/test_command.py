@@ -21,12 +21,13 @@ TRAIN = ["--model=nano", "--device=cpu", "--tokenizer=byte", "--steps=100000", "
 COMMANDS = {
     **{verb: [*SHARDSCALE, verb] for verb in VERBS},
     "plan": [*SHARDSCALE, "plan", "--model=gpt2-xl", "--gpus=8", "--gpu=A100"],
-    "generate": [*SHARDSCALE, "generate", "nowhere"],
+    **{verb: [*SHARDSCALE, verb, "nowhere"] for verb in ("generate", "infer-bench")},
+    **{verb: [*SHARDSCALE, verb, "nowhere", "--out=out"] for verb in ("export", "import", "prune")},
     "a rank": [sys.executable, "-m", "launcher.train", *TRAIN],
     "torchrun": [sys.executable, "-m", "launcher.torchrun", "-m", "launcher.train", *TRAIN],
 }
 """What each does is of no importance: it imports for seconds."""
-QUICK = {"rehearse", "snapshot", "watch", "completion", "recipe", "run", "site", "submit"}
+QUICK = {"rehearse", "snapshot", "watch", "completion", "recipe", "run", "site", "submit", "report"}
 
 
 @pytest.fixture(autouse=True)

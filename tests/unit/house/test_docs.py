@@ -33,8 +33,8 @@ from launcher.config.deepspeed_file.table import KEYS, SECTIONS, TOP
 from launcher.config.resolve import resolve
 from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import parse_options as parse_plan
-from launcher.tools.exchange.export import ExportOptions
-from launcher.tools.generate.generate_cli import GenerateOptions
+from launcher.tools.exchange.choice import ExportOptions
+from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.plan_from.plan_from_cli import parse as parse_plan_from
 from launcher.tools.rehearse import rehearse_cli
 from launcher.tools.rent.rent_cli import parse as parse_rent

@@ -188,12 +188,29 @@ def test_a_choice_is_named_where_it_lives(names: set[str], homes: tuple[str, ...
                 *("torch._dynamo", "torch.distributed.tensor", "sympy"),
             ),
         ),
+        (
+            "import contextlib, io\n"
+            "from launcher import __main__ as door\n"
+            "verbs = [[verb] for verb in door.VERBS if verb != 'run']\n"  # torchrun's own help
+            "verbs += [['plan', option] for option in door.BY_OPTION['plan']]\n"
+            "with contextlib.redirect_stdout(io.StringIO()):\n"
+            "    for verb, *more in verbs:\n"
+            "        with contextlib.suppress(SystemExit):\n"
+            "            door._run(verb, [*more, '--help'])",
+            ("torch", "deepspeed", "transformers"),
+        ),
+        (
+            "import launcher.tools.watch.folder, launcher.compare.report.report_cli",
+            ("torch", "deepspeed", "transformers"),
+        ),
         ("import launcher.model.config, launcher.config.schema", ("torch", "yaml", "tyro")),
     ],
     ids=[
         "shardscale --help",
         "launcher.train --help",
         "import launcher.train and count parameters",
+        "VERB --help",
+        "import watch and report",
         "import the configs",
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.run.run_folder import default_run_folder
-from launcher.tools.exchange import import_
+from launcher.tools.exchange import import_cli
 from launcher.util.packages import how_to_install
 
 ROOT = Path(__file__).parents[3]
@@ -52,7 +52,7 @@ def test_the_old_script_name_still_works_and_says_the_new_one() -> None:
 def test_a_name_that_is_too_long_for_a_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert import_.main([str(tmp_path / ("x" * 300)), "--out", str(tmp_path / "out")]) == 2
+    assert import_cli.main([str(tmp_path / ("x" * 300)), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "is too long: give a shorter one" in error

@@ -28,17 +28,17 @@ FOLDER = ("/proc/x", "file", "file/x")
 OUTPUTS = {
     "plan --json": Output(
         argv="plan --json OUT --model gpt2 --gpu A100-80GB",
-        work="launcher.forecast.plan_cli.plan",
+        work="launcher.forecast.plan_answer.plan",
         bad=FILE,
     ),
     "plan --page": Output(
         argv="plan --page OUT --model gpt2 --gpu A100-80GB",
-        work="launcher.forecast.plan_cli.plan",
+        work="launcher.forecast.plan_answer.plan",
         bad=FILE,
     ),
     "plan --apply": Output(
         argv="plan --apply OUT --model gpt2 --gpu A100-80GB",
-        work="launcher.forecast.plan_cli.plan",
+        work="launcher.forecast.plan_answer.plan",
         bad=FILE,
     ),
     "profile": Output(
@@ -64,12 +64,12 @@ OUTPUTS = {
     ),
     "sweep": Output(
         argv="sweep --model gpt2 --grid micro_batch=1,2 --out OUT",
-        work="launcher.compare.sweep.sweep_cli.cells_of",
+        work="launcher.compare.sweep.sweep.cells_of",
         bad=("folder", *FOLDER),
     ),
     "sweep --prepare": Output(
         argv="sweep --prepare --nproc 2 --model gpt2 --grid micro_batch=1,2 --out OUT",
-        work="launcher.compare.sweep.sweep_cli.cells_of",
+        work="launcher.compare.sweep.sweep.cells_of",
         bad=("folder", *FOLDER),
     ),
     "infer-bench": Output(
@@ -79,7 +79,7 @@ OUTPUTS = {
     ),
     "prune": Output(
         argv="prune run --sparsity 0.5 --out OUT",
-        work="launcher.tools.prune.prune_cli._open",
+        work="launcher.tools.prune.prune._open",
         bad=NEW_FOLDER,
     ),
     "export": Output(

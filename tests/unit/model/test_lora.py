@@ -28,7 +28,7 @@ from launcher.model.lora_config import Lora
 from launcher.run.capacity import _state_bytes
 from launcher.strategies.build_inputs import materialize_whole
 from launcher.strategies.parameters import parameters_of, trained_shapes
-from launcher.tools.exchange import export, import_
+from launcher.tools.exchange import export_cli, import_cli
 from launcher.tools.generate import generate_cli as generate
 from launcher.util.errors import UserError
 
@@ -167,11 +167,13 @@ def test_trained_here_and_on_in_peft_and_back(
     ours = drawn(config, b_std=0.05)
     write_run(tmp_path / "plain", drawn(dataclasses.replace(config, lora=None)))
     base, adapter = tmp_path / "base", tmp_path / "adapter"
-    assert export.main([str(tmp_path / "plain"), "--out", str(base), "--tokenizer", "none"]) == 0
+    assert (
+        export_cli.main([str(tmp_path / "plain"), "--out", str(base), "--tokenizer", "none"]) == 0
+    )
     Trainer(ours, optimizer, lr).steps(range(3))
     write_run(tmp_path / "run", ours)
     capsys.readouterr()
-    assert export.main([str(tmp_path / "run"), "--out", str(adapter), "--adapter"]) == 0
+    assert export_cli.main([str(tmp_path / "run"), "--out", str(adapter), "--adapter"]) == 0
     assert ("training on differs from PEFT's" in capsys.readouterr().out) == (not equal)
     halfway = adapters_of(ours)
     losses = Trainer(ours, optimizer, lr).steps(range(3, 6))
@@ -184,7 +186,7 @@ def test_trained_here_and_on_in_peft_and_back(
     document = json.loads(settings.read_text())
     settings.write_text(json.dumps({**document, "base_model_name_or_path": str(base)}))
     capsys.readouterr()
-    assert import_.main([str(tmp_path / "saved"), "--out", str(tmp_path / "back")]) == 0
+    assert import_cli.main([str(tmp_path / "saved"), "--out", str(tmp_path / "back")]) == 0
     assert ("training on differs from PEFT's" in capsys.readouterr().out) == (not equal)
     assert their_losses[0] == pytest.approx(losses[0], rel=1e-5)  # before the first step in PEFT
     if not equal:
@@ -235,7 +237,7 @@ def test_an_export_is_the_same_function_in_peft(shape: Any, tmp_path: Path) -> N
         ("merged", "run", ("--merge", *none)),
         ("base", "plain", none),
     ):
-        assert export.main([str(tmp_path / source), "--out", str(folders[name]), *flags]) == 0
+        assert export_cli.main([str(tmp_path / source), "--out", str(folders[name]), *flags]) == 0
     tokens = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(0))
     expected = model(tokens).detach()
     merged = AutoModelForCausalLM.from_pretrained(folders["merged"]).eval()
@@ -249,7 +251,7 @@ def test_an_export_is_the_same_function_in_peft(shape: Any, tmp_path: Path) -> N
     settings = tmp_path / "saved" / "adapter_config.json"
     document = json.loads(settings.read_text())
     settings.write_text(json.dumps({**document, "base_model_name_or_path": str(folders["base"])}))
-    assert import_.main([str(tmp_path / "saved"), "--out", str(tmp_path / "imported")]) == 0
+    assert import_cli.main([str(tmp_path / "saved"), "--out", str(tmp_path / "imported")]) == 0
     with open_stored(tmp_path / "imported") as stored:
         plain = Merged(stored)
         back = drawn(plain.config).eval()
@@ -349,22 +351,22 @@ def test_an_adapter_beside_a_run_says_so_and_finds_its_tokenizer(
 ) -> None:
     """PEFT loads no checkpoint of a run; here its tokenizer is above the checkpoint."""
     out, whole = tmp_path / "adapter", tmp_path / "whole"
-    assert export.main([str(trained / "run"), "--out", str(out), "--adapter"]) == 0
+    assert export_cli.main([str(trained / "run"), "--out", str(out), "--adapter"]) == 0
     note = capsys.readouterr().out.splitlines()[-1]
     named = json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"]
     assert f"its base {named} is a run's checkpoint, which PEFT cannot load" in note
     assert generate.main([str(out), "--prompt=3 squared", "--max-tokens=2", "--device=cpu"]) == 0
-    assert import_.main([str(out), "--out", str(tmp_path / "back")]) == 0
+    assert import_cli.main([str(out), "--out", str(tmp_path / "back")]) == 0
     assert (tmp_path / "back" / "tokenizer.json").is_file()
     command = shlex.split(note.partition("shardscale export ")[2].partition(",")[0])
-    assert export.main([*command[:2], str(whole)]) == 0
+    assert export_cli.main([*command[:2], str(whole)]) == 0
     train(
         *(f"--init-from={whole}", *RUN, f"--data={trained / 'text.txt'}"),
         *("--lora-rank=2", "--steps=1", f"--out={tmp_path / 'beside'}"),
     )
     capsys.readouterr()
     again = [str(tmp_path / "beside"), "--out", str(tmp_path / "again"), "--adapter"]
-    assert export.main(again) == 0
+    assert export_cli.main(again) == 0
     assert "PEFT cannot load" not in capsys.readouterr().out
 
 
@@ -374,13 +376,13 @@ def test_adapters_beside_a_bf16_base_go_to_peft_and_back_without_loss(
     """They are trained in fp32, and are not rounded to the dtype of their base."""
     base, run = tmp_path / "base", tmp_path / "run"
     whole = [str(trained / "base"), "--out", str(base), "--dtype", "bf16"]
-    assert export.main(whole) == 0
+    assert export_cli.main(whole) == 0
     targets = ("--lora-rank=2", "--lora-targets=proj,mlp")  # of one matrix here as there
     data = f"--data={trained / 'text.txt'}"
     train(f"--init-from={base}", *RUN, data, *targets, "--steps=2", f"--out={run}")
     adapter, back = tmp_path / "adapter", tmp_path / "back"
-    assert export.main([str(run), "--out", str(adapter), "--adapter"]) == 0
-    assert import_.main([str(adapter), "--out", str(back)]) == 0
+    assert export_cli.main([str(run), "--out", str(adapter), "--adapter"]) == 0
+    assert import_cli.main([str(adapter), "--out", str(back)]) == 0
     with open_stored(run) as before, open_stored(back) as after:
         for name in trained_shapes(before.config):
             assert torch.equal(before.read(name), after.read(name))
@@ -403,7 +405,9 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(
                 parameter.copy_(plain.read(name))
     tokens = torch.arange(32)[None]
     torch.testing.assert_close(merged(tokens), model(tokens), rtol=1e-4, atol=1e-4)
-    assert export.main([str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--adapter"]) == 0
+    assert (
+        export_cli.main([str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--adapter"]) == 0
+    )
     assert f"trained beside weights in {kind}" in capsys.readouterr().out
 
 
@@ -459,11 +463,13 @@ def test_what_could_never_fit_is_counted_in_its_own_bytes() -> None:
 
 
 def adapter_of(trained: Path, out: Path) -> Path:
-    assert export.main([str(trained / "run"), "--out", str(out), "--adapter"]) == 0
+    assert export_cli.main([str(trained / "run"), "--out", str(out), "--adapter"]) == 0
     settings = out / "adapter_config.json"
     base = out.with_name("base-hf")
     if not base.exists():
-        assert export.main([str(trained / "base"), "--out", str(base), "--tokenizer", "none"]) == 0
+        assert (
+            export_cli.main([str(trained / "base"), "--out", str(base), "--tokenizer", "none"]) == 0
+        )
     document = json.loads(settings.read_text())
     settings.write_text(json.dumps({**document, "base_model_name_or_path": str(base)}))
     return out
@@ -493,7 +499,7 @@ def test_a_foreign_adapter_is_refused(
     settings = folder / "adapter_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), **changes}))
     capsys.readouterr()
-    assert import_.main([str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert import_cli.main([str(folder), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert words in said
@@ -515,7 +521,7 @@ def test_damaged_adapters_are_refused(
     ):
         save_file(changed, path)
         capsys.readouterr()
-        assert import_.main([str(folder), "--out", str(tmp_path / "out")]) == 2
+        assert import_cli.main([str(folder), "--out", str(tmp_path / "out")]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert words in said
@@ -538,7 +544,7 @@ def test_an_export_that_says_nothing_of_adapters(
     words: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert export.main([str(trained / source), "--out", str(tmp_path / "out"), *flags]) == 2
+    assert export_cli.main([str(trained / source), "--out", str(tmp_path / "out"), *flags]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert words in said

@@ -18,8 +18,9 @@ import torch
 import yaml
 
 from launcher.config.schema import RunConfig
+from launcher.measure import PHASES
 from launcher.measure.loggers import Loggers
-from launcher.measure.phases import PHASES, PhaseClock, PhaseTimes, StepTimes
+from launcher.measure.phases import PhaseClock, PhaseTimes, StepTimes
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, Status, Summary
 from launcher.parallel.world import World
 from launcher.run import record_file

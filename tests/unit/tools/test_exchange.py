@@ -27,7 +27,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export, import_
+from launcher.tools.exchange import export_cli, import_cli
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"
@@ -59,7 +59,7 @@ def new_engine(config: ModelConfig) -> NativeEngine:
 
 def run(*arguments: object) -> int:
     verb, *rest = map(str, arguments)
-    return {"export": export.main, "import": import_.main}[verb](rest)
+    return {"export": export_cli.main, "import": import_cli.main}[verb](rest)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

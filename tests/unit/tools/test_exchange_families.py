@@ -20,7 +20,7 @@ from launcher.model.gpt import GPT
 from launcher.model.sizes import NAMED
 from launcher.strategies.native import NativeEngine
 from launcher.strategies.parameters import parameter_shapes
-from launcher.tools.exchange import export, import_
+from launcher.tools.exchange import export_cli, import_cli
 
 transformers = pytest.importorskip("transformers")
 
@@ -116,7 +116,7 @@ def test_exported_it_is_the_same_model_to_transformers(
     config = ModelConfig(**shape)
     ours = saved_run(tmp_path / "run", config)
     out = tmp_path / "hf"
-    assert export.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
+    assert export_cli.main([str(tmp_path / "run"), "--out", str(out), "--tokenizer=none"]) == 0
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
         out, output_loading_info=True
     )
@@ -148,9 +148,9 @@ def test_there_and_back_every_bit_is_the_same(
 ) -> None:
     saved_run(tmp_path / "run", ModelConfig(**shape))
     first, second, back = tmp_path / "first", tmp_path / "second", tmp_path / "back"
-    assert export.main([str(tmp_path / "run"), "--out", str(first), "--tokenizer=none"]) == 0
-    assert import_.main([str(first), "--out", str(back)]) == 0
-    assert export.main([str(back), "--out", str(second), "--tokenizer=none"]) == 0
+    assert export_cli.main([str(tmp_path / "run"), "--out", str(first), "--tokenizer=none"]) == 0
+    assert import_cli.main([str(first), "--out", str(back)]) == 0
+    assert export_cli.main([str(back), "--out", str(second), "--tokenizer=none"]) == 0
     before, after = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -165,8 +165,8 @@ def test_the_settings_of_an_import_are_its_model(
     """config.yaml, as `--config` reads it, gives the model of the checkpoint beside it."""
     saved_run(tmp_path / "run", ModelConfig(**shape))
     first, back = tmp_path / "first", tmp_path / "back"
-    assert export.main([str(tmp_path / "run"), "--out", str(first), "--tokenizer=none"]) == 0
-    assert import_.main([str(first), "--out", str(back)]) == 0
+    assert export_cli.main([str(tmp_path / "run"), "--out", str(first), "--tokenizer=none"]) == 0
+    assert import_cli.main([str(first), "--out", str(back)]) == 0
     choice = parse_run_config(["--config", str(back / "config.yaml")]).model
     assert spelled_out(choice.build()) == spelled_out(read_hf_config(first))
 
@@ -178,7 +178,7 @@ def test_any_range_of_a_parameter_is_that_range(
     ours = saved_run(tmp_path / "run", ModelConfig(**shape))
     out = tmp_path / "hf"
     arguments = [str(tmp_path / "run"), "--out", str(out), "--tokenizer=none", "--dtype=bf16"]
-    assert export.main(arguments) == 0
+    assert export_cli.main(arguments) == 0
     with TransformersWeights(out) as source:
         for name, parameter in ours.named_parameters():
             whole = parameter.detach().bfloat16()

@@ -22,7 +22,7 @@ from launcher.parallel.world import start
 from launcher.run.prepare import prepare
 from launcher.run.resume import open_folder
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export, import_
+from launcher.tools.exchange import export_cli, import_cli
 from launcher.util.errors import UserError
 
 transformers = pytest.importorskip("transformers")
@@ -85,8 +85,8 @@ def refusal(
 
 def test_shards_come_in_and_go_out(saved: Path, tmp_path: Path) -> None:
     assert len(list(saved.glob("*.safetensors"))) > 2
-    run(import_.main, saved, "--out", tmp_path / "run")
-    run(export.main, tmp_path / "run", "--out", tmp_path / "out", "--shard-size", "9KB")
+    run(import_cli.main, saved, "--out", tmp_path / "run")
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out", "--shard-size", "9KB")
     files = sorted(tmp_path.glob("out/*.safetensors"))
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     held = {file.name: load_file(file) for file in files}
@@ -110,11 +110,11 @@ def test_shards_come_in_and_go_out(saved: Path, tmp_path: Path) -> None:
 def test_low_precision_comes_in_exactly_and_goes_out(
     dtype: str, saved: Path, tmp_path: Path
 ) -> None:
-    run(import_.main, saved, "--out", tmp_path / "run")
+    run(import_cli.main, saved, "--out", tmp_path / "run")
     low, again = tmp_path / "low", tmp_path / "again"
-    run(export.main, tmp_path / "run", "--out", low, "--dtype", dtype)
-    run(import_.main, low, "--out", tmp_path / "from-low")
-    run(export.main, tmp_path / "from-low", "--out", again)
+    run(export_cli.main, tmp_path / "run", "--out", low, "--dtype", dtype)
+    run(import_cli.main, low, "--out", tmp_path / "from-low")
+    run(export_cli.main, tmp_path / "from-low", "--out", again)
     rounded, whole, first = weights_of(low), weights_of(again), weights_of(saved)
     torch_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     for name, tensor in first.items():
@@ -143,11 +143,11 @@ def test_what_lies_beside_the_weights_comes_back_out_of_a_run(
 ) -> None:
     """From an import into the folder of the run that trains it, and out of that one."""
     start_folder = tmp_path / "start"
-    run(import_.main, saved, "--out", start_folder)
+    run(import_cli.main, saved, "--out", start_folder)
     flags = (f"--config={start_folder / 'config.yaml'}", f"--resume={start_folder}")
     trained = opened_run(tmp_path, monkeypatch, *flags)
     shutil.copytree(start_folder / "checkpoints", trained / "checkpoints")
-    run(export.main, trained, "--out", tmp_path / "out")
+    run(export_cli.main, trained, "--out", tmp_path / "out")
     for name in COMPANIONS:
         assert (tmp_path / "out" / name).read_bytes() == (saved / name).read_bytes()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -160,8 +160,8 @@ def test_what_lies_beside_the_weights_comes_back_out_of_a_run(
 
 
 def test_another_tokenizer_brings_its_own_end(saved: Path, tmp_path: Path) -> None:
-    run(import_.main, saved, "--out", tmp_path / "run")
-    run(export.main, tmp_path / "run", "--out", tmp_path / "out", "--tokenizer", "byte")
+    run(import_cli.main, saved, "--out", tmp_path / "run")
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out", "--tokenizer", "byte")
     assert not (tmp_path / "out" / "chat_template.jinja").exists()
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == 256
@@ -169,8 +169,8 @@ def test_another_tokenizer_brings_its_own_end(saved: Path, tmp_path: Path) -> No
 
 def test_ends_of_text_that_stand_only_in_config_json_are_kept(folder: Path, tmp_path: Path) -> None:
     (folder / "generation_config.json").unlink()
-    run(import_.main, folder, "--out", tmp_path / "run")
-    run(export.main, tmp_path / "run", "--out", tmp_path / "out", "--tokenizer=none")
+    run(import_cli.main, folder, "--out", tmp_path / "run")
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out", "--tokenizer=none")
     for name in ("config.json", "generation_config.json"):
         written = json.loads((tmp_path / "out" / name).read_text())
         assert (written["bos_token_id"], written["eos_token_id"]) == (0, [0, 7])
@@ -193,7 +193,7 @@ def test_an_import_holds_pieces_only(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**shape)
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "hf")
     with LiveTrace() as trace:
-        run(import_.main, tmp_path / "hf", "--out", tmp_path / "run")
+        run(import_cli.main, tmp_path / "hf", "--out", tmp_path / "run")
     zeros_bytes = ELEMENT_BYTES * 2 * 16 * 256 * 1024  # pages that nobody writes to
     mapped_bytes = (tmp_path / "hf" / "model.safetensors").stat().st_size
     largest_bytes = zeros_bytes + mapped_bytes + 3 * ELEMENT_BYTES * CHUNK_ELEMENTS
@@ -364,7 +364,7 @@ def test_a_folder_that_is_damaged_is_refused_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     spoil(folder)
-    assert said in refusal(capsys, import_.main, folder, "--out", folder.parent / "run")
+    assert said in refusal(capsys, import_cli.main, folder, "--out", folder.parent / "run")
     assert list(folder.parent.iterdir()) == [folder]
 
 
@@ -372,7 +372,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_bpe([TEXT], 320).save(folder / "tokenizer.json")
-    said = refusal(capsys, import_.main, folder, "--out", folder.parent / "run")
+    said = refusal(capsys, import_cli.main, folder, "--out", folder.parent / "run")
     assert "tokenizer.json: token id" in said
     assert "is beyond the vocabulary of 300: set the model's vocabulary size to" in said
     assert list(folder.parent.iterdir()) == [folder]
@@ -437,13 +437,13 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
     random_run(tmp_path / "run", **changes)
     none = () if "--format=safetensors" in arguments else ("--tokenizer=none",)
     out = ("--out", tmp_path / "out", *none)
-    assert said in refusal(capsys, export.main, tmp_path / "run", *out, *arguments)
+    assert said in refusal(capsys, export_cli.main, tmp_path / "run", *out, *arguments)
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
 def test_what_no_family_has_goes_out_under_our_names_and_whole(tmp_path: Path) -> None:
     random_run(tmp_path / "run", position="rope", activation="swiglu")
     out = tmp_path / "out"
-    run(export.main, tmp_path / "run", "--out", out, "--format=safetensors")
+    run(export_cli.main, tmp_path / "run", "--out", out, "--format=safetensors")
     shapes = Checkpoint.open(tmp_path / "run" / "checkpoints" / "step-00000001").shapes
     assert load_file(out / "model.safetensors").keys() == shapes.keys()

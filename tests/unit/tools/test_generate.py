@@ -26,10 +26,12 @@ from launcher.model.gpt import GPT
 from launcher.run.sampling import Sampling
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
-from launcher.tools.exchange import export, import_
+from launcher.tools.exchange import export_cli, import_cli
 from launcher.tools.generate import generate_cli as cli
 from launcher.tools.generate.chat import Chat, template_of
+from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.generate.decoding import Characters, StopStrings, complete
+from launcher.tools.generate.generate import texts, write
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.startup import interruptible
 
@@ -149,9 +151,9 @@ def test_an_export_gives_the_same_text(
     said = lines(capsys, bpe_run, "--prompt", "nine")
     for dtype in ("fp32", "bf16"):
         out = tmp_path / dtype
-        assert export.main([str(bpe_run), "--out", str(out), "--dtype", dtype]) == 0
+        assert export_cli.main([str(bpe_run), "--out", str(out), "--dtype", dtype]) == 0
         assert lines(capsys, out, "--prompt", "nine") == said
-    assert import_.main([str(out), "--out", str(tmp_path / "run")]) == 0
+    assert import_cli.main([str(out), "--out", str(tmp_path / "run")]) == 0
     assert lines(capsys, tmp_path / "run", "--prompt", "nine") == said
 
 
@@ -160,10 +162,10 @@ def test_generation_config_can_name_more_ends(
 ) -> None:
     """As those of chat models do."""
     out = tmp_path / "hf"
-    assert export.main([str(run), "--out", str(out)]) == 0
+    assert export_cli.main([str(run), "--out", str(out)]) == 0
     named = {"eos_token_id": [256, ord(",")]}
     (out / "generation_config.json").write_text(json.dumps(named))
-    assert import_.main([str(out), "--out", str(tmp_path / "run")]) == 0
+    assert import_cli.main([str(out), "--out", str(tmp_path / "run")]) == 0
     for source in (out, tmp_path / "run"):
         (said,) = lines(capsys, source, "--prompt", "nine")
         assert (said["text"], said["tokens"], said["stopped_by"]) == (" lives", 6, "end")
@@ -173,7 +175,7 @@ def test_a_folder_of_transformers_that_is_none(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "hf"
-    assert export.main([str(run), "--out", str(out), "--tokenizer", "none"]) == 0
+    assert export_cli.main([str(run), "--out", str(out), "--tokenizer", "none"]) == 0
     assert "without a tokenizer: give --tokenizer" in refusal(capsys, out, "--prompt", "a")
     (out / "generation_config.json").write_text("[]")
     told = ("--prompt", "a", "--tokenizer", "byte")
@@ -315,7 +317,7 @@ def test_a_chat_drops_its_first_turns_and_keeps_the_system_message(chat_run: Pat
 
 
 def test_a_terminal_gets_nothing_that_it_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.write("\x1b[31mé\r\t中\n")
+    write("\x1b[31mé\r\t中\n")
     assert capsys.readouterr().out == "�[31mé�\t中\n"
 
 
@@ -508,4 +510,4 @@ def test_no_gpu(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_text_that_is_no_text(run: Path) -> None:
     with pytest.raises(UserError, match="not UTF-8"):
-        list(cli.texts(cli.GenerateOptions(source=run, prompt="a\udcff")))
+        list(texts(GenerateOptions(source=run, prompt="a\udcff")))

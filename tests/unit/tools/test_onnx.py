@@ -18,7 +18,7 @@ from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
 from launcher.model.gpt import GPT
-from launcher.tools.exchange import export
+from launcher.tools.exchange import export_cli
 from launcher.tools.serve.check import check_graph
 from launcher.tools.serve.graph import (
     empty_past,
@@ -172,7 +172,7 @@ def test_padding_before_a_prompt_changes_nothing(tmp_path: Path) -> None:
 
 
 def verb(*arguments: Any) -> int:
-    return export.main([str(argument) for argument in arguments])
+    return export_cli.main([str(argument) for argument in arguments])
 
 
 def test_merged_adapters_beside_a_quantised_base(

@@ -23,7 +23,7 @@ from launcher.run.saves import run_entries
 from launcher.strategies.engine import LossScale, train_step
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.strategies.masks import unpack
-from launcher.tools.exchange import export
+from launcher.tools.exchange import export_cli
 from launcher.tools.generate import generate_cli as generate
 from launcher.tools.prune import prune_cli as cli
 from launcher.train import build_engine, to_device
@@ -155,7 +155,7 @@ def test_a_smaller_model_plans_trains_exports_and_writes(
     prepared = prepare(begins, world_size=1, ranks_per_node=1)
     assert prepared.resolved.model.parameter_count == expected
     assert generate.main([str(out), "--prompt=Paragraph", "--max-tokens=3", "--device=cpu"]) == 0
-    assert export.main([str(out), f"--out={tmp_path / 'hf'}"]) == 0
+    assert export_cli.main([str(out), f"--out={tmp_path / 'hf'}"]) == 0
     from transformers import LlamaForCausalLM
 
     theirs = LlamaForCausalLM.from_pretrained(str(tmp_path / "hf"))
@@ -167,12 +167,12 @@ def test_gpt2_with_fewer_heads_is_none_of_transformers(
 ) -> None:
     pruned(run, tmp_path / "heads", "--pattern=heads")
     capsys.readouterr()
-    assert export.main([str(tmp_path / "heads"), f"--out={tmp_path / 'hf'}"]) == 2
+    assert export_cli.main([str(tmp_path / "heads"), f"--out={tmp_path / 'hf'}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "head_dim 12: transformers has no such model" in line
     assert not (tmp_path / "hf").exists()
     bare = [str(tmp_path / "heads"), f"--out={tmp_path / 'ours'}", "--format=safetensors"]
-    assert export.main(bare) == 0
+    assert export_cli.main(bare) == 0
 
 
 def test_a_masked_run_is_planned_with_its_masks(run: Path, text: Path, tmp_path: Path) -> None:

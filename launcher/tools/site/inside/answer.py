@@ -11,7 +11,8 @@ from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.assess import assess, tokens_per_s
 from launcher.forecast.candidates import Choice, given_fields
 from launcher.forecast.cluster import Cluster, choices_on, find_cluster
-from launcher.forecast.plan_cli import command_of, parse_options, with_weights
+from launcher.forecast.plan_answer import command_of, with_weights
+from launcher.forecast.plan_cli import parse_options
 from launcher.forecast.plan_records import page_row
 from launcher.util.errors import UserError
 
