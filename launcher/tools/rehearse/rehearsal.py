@@ -15,8 +15,14 @@ from launcher.tools.rehearse import stand_in
 from launcher.tools.rehearse.command import interpreter, ranks_per_node
 from launcher.tools.rehearse.seconds import StepSeconds, step_seconds
 from launcher.tools.rehearse.stage import Stage, read_stage
+from launcher.tools.rehearse.timeline import Timeline
 from launcher.tools.rehearse.topology import machine_of
-from launcher.tools.rehearse.verdict import CardFit, on_every_gpu, outside_bytes
+from launcher.tools.rehearse.verdict import (
+    CardFit,
+    lacking_format,
+    on_every_gpu,
+    outside_bytes,
+)
 from launcher.tools.watch import folder as folders
 from launcher.tools.watch.program import run_program
 from launcher.util.errors import ExitCode, UserError
@@ -134,11 +140,7 @@ def rehearse(request: Request) -> Rehearsal:
     }
     if (slowest := _slowest(seconds)) is not None:
         timeline = whole.timelines[slowest]
-        machines = (machine_of(card.gpu, gpus, request.topology) for card in cards)
-        cards = [
-            replace(card, step_s=step_seconds(timeline, machine).total_s)
-            for card, machine in zip(cards, machines, strict=True)
-        ]
+        cards = [_timed(card, timeline, gpus, request.topology) for card in cards]
     if request.snapshot is not None:
         _save_snapshot(whole, request.snapshot)
     return Rehearsal(
@@ -149,6 +151,15 @@ def rehearse(request: Request) -> Rehearsal:
         cards=cards,
         seconds=seconds,
     )
+
+
+def _timed(card: CardFit, timeline: Timeline, gpus: int, topology: Mapping[str, float]) -> CardFit:
+    """Return a card with the seconds of a step, unless the program cannot run on it."""
+    lacks = lacking_format(gpu_named(card.gpu), timeline.formats)
+    if lacks == "fp8":
+        return replace(card, lacks=lacks)
+    machine = machine_of(card.gpu, gpus, topology)
+    return replace(card, lacks=lacks, step_s=step_seconds(timeline, machine).total_s)
 
 
 def _slowest(seconds: Mapping[int, StepSeconds]) -> int | None:

@@ -248,10 +248,15 @@ def _cards(result: Rehearsal) -> Iterator[str]:
         return
     yield f"The recorded allocations replayed on every GPU of the table ({LABEL}):"
     rows = [
-        (card.gpu, gib(card.memory_bytes), gib(card.used_bytes), card.verdict, _step(card.step_s))
+        (
+            *(card.gpu, gib(card.memory_bytes), gib(card.used_bytes)),
+            *("no fp8" if card.lacks == "fp8" else card.verdict, _step(card.step_s)),
+        )
         for card in result.cards
     ]
     yield from table(("GPU", "memory", "used", "verdict", "s/step"), rows)
+    if slow := [card.gpu for card in result.cards if card.lacks == "bf16"]:
+        yield f"    {', '.join(slow)}: no bf16 in hardware, so seconds are those of fp16"
 
 
 def _step(seconds: float | None) -> str:

@@ -64,6 +64,8 @@ class Operator:
     """True for a kernel of Triton with products, which are not counted."""
     masked: bool = False
     """True for FlexAttention with a mask, which is counted as causal."""
+    format: str | None = None
+    """fp8 or bf16 where it multiplies operands of it, which not all tensor cores can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +99,11 @@ class Timeline:
             entry.kind == Kind.OPERATOR and self.operators[entry.operator - 1].masked
             for entry in self.entries
         )
+
+    @property
+    def formats(self) -> frozenset[str]:
+        """Return the formats of products, fp8 and bf16."""
+        return frozenset(one.format for one in self.operators if one.format is not None)
 
     @property
     def unknown_kernels(self) -> int:
@@ -146,12 +153,14 @@ def _operator(described: Mapping[str, Any], fp32: str) -> Operator:
             multiplies=bool(described.get("multiplies")),
         )
     tensors = list(_tensors([described.get("args"), described.get("kwargs")]))
-    ranks = described.get("ranks")
+    ranks, work = described.get("ranks"), _work(described, tensors)
+    multiplies = bool(work.products or work.attention_flops)
     return Operator(
         name=name,
-        work=_work(described, tensors),
+        work=work,
         type_=_type(tensors, fp32),
         ranks=None if ranks is None else tuple(ranks),
+        format=_format(tensors) if multiplies else None,
     )
 
 
@@ -216,6 +225,13 @@ def _type(tensors: Sequence[Any], fp32: str) -> str:
         return "fp16"
     narrow = {name for name in types if name.startswith(("float8", "int8", "uint8"))}
     return "bf16" if narrow and "float32" not in types else fp32
+
+
+def _format(tensors: Sequence[Any]) -> str | None:
+    types = {one["dtype"] for one in tensors}
+    if any(name.startswith("float8") for name in types):
+        return "fp8"
+    return "bf16" if "bfloat16" in types else None
 
 
 def _tensors(tree: Any) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Verdicts on a rehearsed program: its recorded allocations on each GPU of the table."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from launcher.forecast.allocator import AllocatorUse, replay
@@ -21,7 +21,11 @@ class CardFit:
     """Reserved, context and NCCL; None where it ran out of memory."""
     verdict: Verdict
     step_s: float | None = None
-    """Predicted seconds of a step of the slowest rank; None where no step was seen whole."""
+    """Predicted seconds of a step of the slowest rank; None where no step was seen whole, and where
+    the program cannot run."""
+    lacks: str | None = None
+    """Format of the program's products that the GPU has not: fp8, without which they fail, or bf16,
+    which is far slower there; seconds are then those of fp16."""
 
 
 def outside_bytes(world_size: int) -> int:
@@ -60,6 +64,13 @@ def _limited(
         return None  # no replay is needed to know
     events, streams, expandable = sequence
     return replay(events, streams, limit_bytes=limit, expandable_segments=expandable)
+
+
+def lacking_format(gpu: Gpu, formats: Collection[str]) -> str | None:
+    """Return which of the formats of a program's products a GPU's tensor cores have not."""
+    if "fp8" in formats and gpu.fp8_flops_per_s is None:
+        return "fp8"
+    return "bf16" if "bf16" in formats and gpu.bf16_flops_per_s is None else None
 
 
 def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int, others_bytes: int) -> CardFit:

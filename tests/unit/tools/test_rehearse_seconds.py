@@ -12,9 +12,11 @@ from launcher.forecast.collectives import Group, collective_s
 from launcher.forecast.efficiency import CONTENTION, FETCH_HOOK_OPERATORS, KERNEL_S
 from launcher.forecast.machine import Machine
 from launcher.forecast.trace.counting import work_of_call
+from launcher.measure.hardware import gpu_named
 from launcher.tools.rehearse.seconds import StepSeconds, operator_seconds, step_seconds
 from launcher.tools.rehearse.timeline import ENTRY, Kind, Timeline, read_timeline
 from launcher.tools.rehearse.topology import machine_of, read_topology
+from launcher.tools.rehearse.verdict import lacking_format
 from launcher.util.errors import UserError
 
 H100 = Machine.of_gpu("H100")
@@ -158,6 +160,24 @@ def test_kernels_in_triton_that_multiply_are_told(tmp_path: Path) -> None:
     found = timeline(tmp_path, 3 * launched(1), described)
     assert found.uncounted_products == 3
     assert found.operators[0].work.fused_bytes == 300
+
+
+def test_a_gpu_lacks_the_format_of_a_product_and_of_nothing_else(tmp_path: Path) -> None:
+    narrow, scale = tensor(16, 4096, dtype="float8_e4m3fn"), tensor(1, dtype="float32")
+    scaled = {
+        "name": "aten::_scaled_mm.default",
+        "args": [narrow, tensor(4096, 4096, dtype="float8_e4m3fn"), scale, scale],
+        "kwargs": {},
+        "out": tensor(16, 4096),
+        "ranks": None,
+    }
+    relu = {"name": "aten::relu.default", "args": [tensor(8)], "kwargs": {}, "out": tensor(8)}
+    t4, a100, l4 = map(gpu_named, ("T4", "A100-40GB", "L4"))
+    assert timeline(tmp_path, [], relu | {"ranks": None}).formats == set()
+    bf16 = timeline(tmp_path, [], product(16)).formats
+    assert [lacking_format(gpu, bf16) for gpu in (t4, a100, l4)] == ["bf16", None, None]
+    both = timeline(tmp_path, [], product(16), scaled).formats
+    assert [lacking_format(gpu, both) for gpu in (t4, a100, l4)] == ["fp8", "fp8", None]
 
 
 @pytest.mark.parametrize(
