@@ -39,9 +39,9 @@ with importing():
     from launcher.run.agent_signals import LEFT_TO_TORCH, AgentSignals
     from launcher.run.agreement import STOP_SIGNALS
     from launcher.run.other_nodes import run_agent
+    from launcher.torchrun_options import is_ours, read_options
     from launcher.util.processes import for_children
 
-OUR_MODULE = "launcher.train"
 WITHOUT_VALUE = frozenset({"--standalone", "--virtual-local-rank", "--virtual_local_rank"})
 BEFORE_PROGRAM = frozenset({"-m", "--module", "--no-python", "--no_python", "--run-path"})
 SAYS_WHERE_TO_MEET = ("--nnodes", "--rdzv", "--master", "--standalone", "--node")
@@ -59,10 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.DONE
     if not any(token.startswith(SAYS_WHERE_TO_MEET) for token in own):
         own.insert(0, "--standalone")  # a free port, so that two runs never meet on 29500
-    ours = program[-1:] == [OUR_MODULE] and program[0] in ("-m", "--module")
-    if ours:
-        from launcher.torchrun_options import read_options
-
+    if ours := is_ours(program):
         args = read_options([*own, *program])
     else:
         args = run.parse_args([*own, *program])

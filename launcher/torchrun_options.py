@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-import importlib
+import importlib.util
 import io
 import logging
 import os
@@ -16,6 +16,28 @@ from launcher.util.files import check_writable
 from launcher.util.flags import MOST_RANKS, usable_path
 
 LONGEST_INTERVAL_S = 3600
+OUR_MODULE = "launcher.train"
+
+
+def is_ours(program: Sequence[str]) -> bool:
+    """Return True for `-m launcher.train`.
+
+    Raises:
+        UserError: another module of `launcher`, which is not there.
+    """
+    if not program or program[0] not in ("-m", "--module"):
+        return False
+    name = program[-1]
+    if name.startswith("launcher.") and not _is_module(name):
+        raise UserError(f"-m {name}: there is no such module; did you mean -m {OUR_MODULE}?")
+    return name == OUR_MODULE
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # below what is no package
+        return False
 
 
 def read_options(argv: Sequence[str]) -> Any:

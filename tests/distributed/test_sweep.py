@@ -250,6 +250,16 @@ def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_lock_that_is_a_folder_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, out = write_text(tmp_path / "text.txt"), tmp_path / "sweep"
+    (out / ".lock").mkdir(parents=True)
+    flags = ["--nproc=1", "--grid=strategy=single", "--device=cpu", "--tokenizer=byte"]
+    assert main([*flags, "--model=nano", f"--data={text}", f"--out={out}"]) == 2
+    assert f"{out}/.lock cannot be locked: Is a directory" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX sessions")
 def test_a_grandchild_that_ignores_sigterm_is_ended_too(tmp_path: Path) -> None:
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1); "

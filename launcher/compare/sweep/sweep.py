@@ -137,6 +137,8 @@ def sweep_here(options: argparse.Namespace, training: list[str], argv: Sequence[
         raise UserError(
             f"another sweep is running in {folder.path}: wait for it, or choose --out"
         ) from None
+    except OSError as error:
+        raise UserError(f"{lock.lock_file} cannot be locked: {error.strerror}") from None
     sweep = Sweep(nproc=nproc, arguments=list(argv), cells=rows)
     with lock:
         return _run_all(folder, sweep, timeout_s=timeout_s)

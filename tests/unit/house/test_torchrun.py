@@ -14,7 +14,7 @@ import pytest
 
 from launcher.run import other_nodes
 from launcher.torchrun import _arrange_meeting, split_command
-from launcher.torchrun_options import read_options
+from launcher.torchrun_options import is_ours, read_options
 from launcher.util.errors import UserError
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
@@ -103,6 +103,15 @@ def test_a_bad_option_before_our_own_module_is_refused_in_one_sentence(
     assert len(sentence) < 290
     assert "\n" not in sentence
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["launcher.trian", "launcher.train.x"])
+def test_a_misspelt_module_is_refused(name: str) -> None:
+    assert is_ours(["-m", "launcher.train"])
+    assert not is_ours(["-m", "launcher.probe"])
+    assert not is_ours(["launcher.train"])
+    with pytest.raises(UserError, match=f"-m {name}: there is no such module; did you mean"):
+        is_ours(["-m", name])
 
 
 def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
