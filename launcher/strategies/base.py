@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.strategies.build_inputs import BuildInputs
     from launcher.strategies.engine import Engine
 
-TORCH: Final = ("2.11", "2.13", "2.14")
+TORCH: Final = ("2.11", "2.13", "2.14", "2.15")
 """Versions of torch that the ports of its buffers were held against."""
 
 Fields = Mapping[str, Any]

@@ -37,7 +37,7 @@ from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 DATA: Final = Path(__file__).with_name("traces.zip")
 ORIGIN: Final = "origin.json"
 """Names the torch and the sources that have recorded the data."""
-_RECORD_ALIKE: Final = ("2.13", "2.14")
+_RECORD_ALIKE: Final = ("2.13", "2.14", "2.15")
 """Versions of torch that record the same, but for the order in which a block frees tensors."""
 _PACKAGE: Final = Path(__file__).parents[2]
 _RECORDS: Final = (

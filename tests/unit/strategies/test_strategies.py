@@ -64,5 +64,5 @@ def test_no_number_for_a_version_that_nobody_has_held_it_against(
     left = {choice.label for choice in choices(RunConfig(), set(), **places)}
     assert left == {"ddp", "fsdp", "fsdp-grad-op", "fsdp+cpu"}
     pretend(monkeypatch, torch="9.9.9+cu")
-    with pytest.raises(UserError, match=r"for torch 2.11, 2.13, 2.14, and this is 9\.9\.9"):
+    with pytest.raises(UserError, match=r"for torch 2.11, 2.13, 2.14, 2.15, and this is 9\.9\.9"):
         choices(RunConfig(), set(), **places)
