@@ -162,17 +162,11 @@ def _plan(flags: Sequence[str], cache: str, output: int) -> NoReturn:
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.argv = ["shardscale", "plan", "--quiet", "--no-calibration", *flags]
-    code = 1
     try:
         command_line()
-        code = 0
-    except SystemExit as ended:
-        code = int(ended.code or 0)
     except BaseException:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        os._exit(1)
 
 
 def _waited(pid: int) -> tuple[resource.struct_rusage, int]:

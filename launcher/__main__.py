@@ -5,9 +5,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.util.errors import ExitCode
-from launcher.util.startup import importing, interruptible, reader_may_leave
+from launcher.util.startup import importing, interruptible, leave_with, reader_may_leave
 
 ALL_VERBS = {
     "plan": (
@@ -103,15 +104,19 @@ def _is_present(module: str) -> bool:
 VERBS = {verb: entry for verb, entry in ALL_VERBS.items() if _is_present(entry[0])}
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Dispatch to a verb's `main`; only that verb's modules are imported."""
     if Path(sys.argv[0]).name == "memscale":
         print("shardscale: memscale is its old name, which goes with 0.3", file=sys.stderr)
     verb, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
-    with reader_may_leave():
-        code = _run(verb, arguments)
-    if code:
-        sys.exit(code)
+    try:
+        with reader_may_leave():
+            code = _run(verb, arguments)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        code = end.code or ExitCode.DONE
+    leave_with(code)
 
 
 def _run(verb: str, arguments: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from launcher.util.errors import ExitCode, Failure, UserError, refusing
 from launcher.util.processes import usable_cores
@@ -21,6 +21,7 @@ from launcher.util.startup import (
     hears,
     importing,
     interruptible,
+    leave_with,
     outlive_readers,
     reader_may_leave,
     require_own_package,
@@ -28,13 +29,7 @@ from launcher.util.startup import (
 
 with importing():
     from launcher.measure.host_memory import Kills
-    from launcher.parallel.meeting import (
-        BACKEND,
-        LOOPBACK,
-        endpoint_of,
-        offer_rendezvous,
-        require_free,
-    )
+    from launcher.parallel import meeting
     from launcher.parallel.world import OWN_AGENT
     from launcher.run.agent_signals import LEFT_TO_TORCH, AgentSignals
     from launcher.run.agreement import STOP_SIGNALS
@@ -238,7 +233,7 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
     """
     if args.rdzv_backend == "static" and nodes != 1:
         if args.master_port is not None and args.node_rank == 0:
-            require_free(args.master_addr, args.master_port)
+            meeting.require_free(args.master_addr, args.master_port)
         return
     if args.rdzv_backend not in ("static", "c10d") or "store_type" in args.rdzv_conf:
         return
@@ -246,12 +241,12 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
         # Below torch 2.13 --master-port is 29500 where none is given.
         port = 0 if args.standalone else args.master_port or 0
         if args.rdzv_endpoint:
-            _, port = endpoint_of(args.rdzv_endpoint)
-        require_free(LOOPBACK, port)
-        args.rdzv_endpoint, args.rdzv_id = f"{LOOPBACK}:{port}", str(uuid.uuid4())
-        args.local_addr = LOOPBACK
-    args.standalone, args.rdzv_backend = False, BACKEND
-    offer_rendezvous()
+            _, port = meeting.endpoint_of(args.rdzv_endpoint)
+        meeting.require_free(meeting.LOOPBACK, port)
+        args.rdzv_endpoint, args.rdzv_id = f"{meeting.LOOPBACK}:{port}", str(uuid.uuid4())
+        args.local_addr = meeting.LOOPBACK
+    args.standalone, args.rdzv_backend = False, meeting.BACKEND
+    meeting.offer_rendezvous()
 
 
 def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills: Kills) -> int:
@@ -293,5 +288,10 @@ def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: 
     return int(status["exit_code"])
 
 
+def command() -> NoReturn:
+    """Run as a process of its own."""
+    leave_with(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -167,3 +167,18 @@ def test_a_deleted_working_folder_is_refused_in_one_sentence(name: str, tmp_path
         "shardscale: the working folder is deleted: cd to another one\n",
     )
     assert process.returncode == 2
+
+
+def test_a_command_leaves_as_python_does() -> None:
+    """Threads are waited for, what atexit knows is done, and what is printed arrives."""
+    program = (
+        "import atexit, sys, threading, time; from launcher.util.startup import leave_with\n"
+        "atexit.register(print, 'at exit')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.3), print('a thread'))).start()\n"
+        "print('said')\n"
+        "leave_with(3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (3, "said\na thread\nat exit\n"), done.stderr

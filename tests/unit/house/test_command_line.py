@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[3]
 
 def test_version_says_what_is_installed_and_imports_none_of_it() -> None:
     code = (
-        "import runpy, sys; sys.argv = ['shardscale', '--version']\n"
-        "runpy.run_module('launcher', run_name='__main__')\n"
+        "import sys; from launcher import __main__ as door\n"
+        "door._run('--version', [])\n"
         "print('loaded:', *sorted(set(sys.modules) & {'torch', 'deepspeed', 'numpy'}))"
     )
     done = subprocess.run(

@@ -168,8 +168,7 @@ def test_a_choice_is_named_where_it_lives(names: set[str], homes: tuple[str, ...
     ("code", "heavy"),
     [
         (
-            "import runpy; sys.argv = ['shardscale', '--help']\n"
-            "runpy.run_module('launcher', run_name='__main__')",
+            "from launcher import __main__ as door\ndoor._run('--help', [])",
             ("torch", "deepspeed", "numpy", "rich", "yaml"),
         ),
         (

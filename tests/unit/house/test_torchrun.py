@@ -125,7 +125,7 @@ def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_node_alone_meets_on_a_free_port_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.torchrun.offer_rendezvous", lambda: None, raising=False)
+    monkeypatch.setattr("launcher.parallel.meeting.offer_rendezvous", lambda: None, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         # torch 2.11 and 2.12 have a default for --master-port.
         args = read_options(["--standalone", "-m", "launcher.train"])
