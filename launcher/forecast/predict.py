@@ -135,10 +135,13 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
 
 def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, int]:
     """Bytes that cuBLAS keeps for the main thread and for autograd's. With torch 2.11 cuBLASLt,
-    which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175)."""
+    which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175); with 2.15 each
+    product has one for as long as it takes, so that one is held at a peak in a product."""
     if gpu is None:
         return 0, 0
     main = backward = gpu.cublas_workspace_bytes
+    if torch.__version__.startswith("2.15."):
+        return main, 0
     if torch.__version__.startswith("2.11."):
         shapes = parameter_shapes(resolved.own_model)
         linears = {name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2}

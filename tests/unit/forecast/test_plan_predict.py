@@ -219,6 +219,18 @@ def test_with_torch_2_11_biases_are_added_in_workspaces_of_their_own(
     assert peak("2.11.0+cu130") - peak("2.13.0+cpu") == own + more
 
 
+def test_with_torch_2_15_a_workspace_is_held_by_a_product_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, found = gpu_named("H100"), []
+    for version in ("2.14.1+cu130", "2.15.0+cu132"):
+        monkeypatch.setattr(torch, "__version__", version)
+        resolved = resolved_of(1, device_type="cuda")
+        found.append(predict(resolved, world_size=1, device_type="cuda", gpu=gpu))
+    kept, once = (one.peaks["steady", "backward"] for one in found)
+    assert kept - once == gpu.cublas_workspace_bytes == 32 * MIB
+
+
 def test_a_gpus_blocks_are_multiples_of_512_bytes() -> None:
     prediction = predicted(1, device_type="cuda")
     assert {size % 512 for size in prediction.peaks.values()} == {0}
