@@ -192,11 +192,20 @@ static int progress_pair(Call *call, int *waits_for) {
     return 1;
 }
 
+/* What this rank has sent to all in the open group, as torch 2.15 gathers: each rank's part is a
+   broadcast. */
+static __thread const void *sent_to_all;
+static __thread size_t sent_to_all_bytes;
+
 /* As if all others had contributed what this rank does. */
 static void answer_alone(Call *call) {
     Communicator *its = call->communicator;
     Entry own, *entries[its->size];
     const char *values[its->size];
+    if (call->kind == BROADCAST && call->root == its->rank)
+        sent_to_all = call->from, sent_to_all_bytes = groups ? call->bytes : 0;
+    else if (call->kind == BROADCAST && groups && sent_to_all_bytes == call->bytes)
+        call->from = sent_to_all, call->root = its->rank;
     if (call->kind == SEND || (call->kind == BROADCAST && call->from == call->to))
         return; /* a root sends what is there already */
     if (call->kind == RECEIVE) {
@@ -308,6 +317,7 @@ int ncclGroupStart(void) {
 int ncclGroupEnd(void) {
     if (--groups)
         return SUCCESS;
+    sent_to_all_bytes = 0;
     Call *all = calls;
     calls = NULL;
     return all ? run(all) : SUCCESS;
