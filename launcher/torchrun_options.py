@@ -14,6 +14,7 @@ from typing import Any
 from launcher.util.errors import UserError, naming
 from launcher.util.files import check_writable
 from launcher.util.flags import MOST_RANKS, usable_path
+from launcher.util.startup import require_own_package
 
 LONGEST_INTERVAL_S = 3600
 OUR_MODULE = "launcher.train"
@@ -23,19 +24,22 @@ def is_ours(program: Sequence[str]) -> bool:
     """Return True for `-m launcher.train`.
 
     Raises:
-        UserError: another module of `launcher`, which is not there.
+        UserError: another module of our package, which is not there.
     """
     if not program or program[0] not in ("-m", "--module"):
         return False
     name = program[-1]
-    if name.startswith("launcher.") and not _is_module(name):
+    if name.startswith("launcher.") and not _is_there(name):
         raise UserError(f"-m {name}: there is no such module; did you mean -m {OUR_MODULE}?")
     return name == OUR_MODULE
 
 
-def _is_module(name: str) -> bool:
+def _is_there(name: str) -> bool:
     try:
+        require_own_package()
         return importlib.util.find_spec(name) is not None
+    except UserError:  # a package of the user's own, of the same name
+        return True
     except ModuleNotFoundError:  # below what is no package
         return False
 

@@ -257,9 +257,10 @@ def leave_with(code: int) -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
-    with contextlib.suppress(OSError):  # whoever reads it has left
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by the caller
+            with contextlib.suppress(OSError):  # its reader has left
+                stream.flush()
     os._exit(code)
 
 

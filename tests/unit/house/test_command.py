@@ -182,3 +182,10 @@ def test_a_command_leaves_as_python_does() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (3, "said\na thread\nat exit\n"), done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_command_ends_with_its_code_whatever_is_closed(closed: str) -> None:
+    command = f'"{sys.executable}" -m launcher --version {closed}'
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -114,6 +114,15 @@ def test_a_misspelt_module_is_refused(name: str) -> None:
         is_ours(["-m", name])
 
 
+def test_a_package_of_the_users_own_may_have_our_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert not is_ours(["-m", "launcher.main"])
+
+
 def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options = "--nnodes 1:4 --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d"

@@ -192,10 +192,9 @@ static int progress_pair(Call *call, int *waits_for) {
     return 1;
 }
 
-/* What this rank has sent to all in the open group, as torch 2.15 gathers: each rank's part is a
-   broadcast. */
-static __thread const void *sent_to_all;
-static __thread size_t sent_to_all_bytes;
+/* The broadcast of this rank's own part in the open group: torch 2.15 gathers by one of each rank's
+   part. */
+static __thread Call own_part;
 
 /* As if all others had contributed what this rank does. */
 static void answer_alone(Call *call) {
@@ -203,9 +202,9 @@ static void answer_alone(Call *call) {
     Entry own, *entries[its->size];
     const char *values[its->size];
     if (call->kind == BROADCAST && call->root == its->rank)
-        sent_to_all = call->from, sent_to_all_bytes = groups ? call->bytes : 0;
-    else if (call->kind == BROADCAST && groups && sent_to_all_bytes == call->bytes)
-        call->from = sent_to_all, call->root = its->rank;
+        own_part = groups ? *call : (Call){0};
+    else if (call->kind == BROADCAST && own_part.communicator == its && own_part.bytes == call->bytes)
+        call->from = own_part.from, call->root = its->rank;
     if (call->kind == SEND || (call->kind == BROADCAST && call->from == call->to))
         return; /* a root sends what is there already */
     if (call->kind == RECEIVE) {
@@ -317,7 +316,7 @@ int ncclGroupStart(void) {
 int ncclGroupEnd(void) {
     if (--groups)
         return SUCCESS;
-    sent_to_all_bytes = 0;
+    own_part = (Call){0};
     Call *all = calls;
     calls = NULL;
     return all ? run(all) : SUCCESS;
