@@ -153,6 +153,7 @@ def _key(torch: Torch, compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     parts = [torch.version, torch.cuda, *map(str, torch.folders), compiler, version, *FLAGS]
     parts += [path.read_text(encoding="utf-8") for path in sorted(SOURCES.iterdir())]
+    # the patterns in this file decide which functions are generated
     parts += [Path(__file__).read_text(encoding="utf-8")]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"torch-{torch.version}-{digest[:16]}"

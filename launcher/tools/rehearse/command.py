@@ -39,6 +39,7 @@ def interpreter(command: Sequence[str]) -> str:
 def ranks_per_node(command: Sequence[str]) -> int | None:
     """Return the processes that the command's launcher starts; None where it does not say."""
     if (value := _value(command, _RANKS)) is not None:
+        # torchrun also takes auto, gpu and cpu
         return int(value) if value.isdecimal() else None
     if (file := _value(command, _CONFIGS)) is not None:
         return _ranks_of_config(Path(file))

@@ -28,6 +28,7 @@ from launcher.tools.watch.program import run_program
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import check_new_file
 
+# 16 TiB per GPU; the null GPU only reserves addresses, which cost no host memory
 UNLIMITED_GIB = 16384
 WITHOUT_LIMIT = "without-limit"
 EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
@@ -86,6 +87,8 @@ class Rehearsal:
             return "does not fit"
         if not self.stage.ended_well or not self.stage.ranks:
             return None
+        # What was recorded is the way that the program took with this much memory, so only its
+        # having gone on counts, and no replay of the allocations.
         if self.stage.caught:
             return "fits"
         found = (card.verdict for card in self.cards if card.gpu == self.gpu.name)
@@ -138,6 +141,7 @@ def rehearse(request: Request) -> Rehearsal:
         rank: step_seconds(timeline, machine_of(gpu.name, gpus, request.topology))
         for rank, timeline in whole.timelines.items()
     }
+    # the slowest rank sets the pace of all
     if (slowest := _slowest(seconds)) is not None:
         timeline = whole.timelines[slowest]
         cards = [_timed(card, timeline, gpus, request.topology) for card in cards]
@@ -200,6 +204,7 @@ def _run(
     environment = folders.observed_environment(settings) | alone
     environment |= stand_in.environment(interpreter(request.command), gpus, inherited=environment)
     folders.write_status(folder, Status(state="running", phase="start"))
+    # standard output is for the report alone, which may be JSON
     code = run_program(request.command, environment, stdout_to_stderr=True)
     return read_stage(folder, code)
 
@@ -227,6 +232,7 @@ def _alone(request: Request, gpus: int) -> dict[str, str]:
         raise UserError(f"--only-rank {rank}: rank 0 opens every group, so no other can run alone")
     variables = {stand_in.ALONE: "1", stand_in.ONLY_RANK: str(rank)}
     if world is not None:
+        # no launcher in the command sets these
         places = {"RANK": rank, "LOCAL_RANK": rank % gpus, "WORLD_SIZE": world}
         places |= {"LOCAL_WORLD_SIZE": min(world, gpus), "MASTER_PORT": 29500}
         variables |= {name: str(value) for name, value in places.items()}

@@ -61,6 +61,7 @@ def remedies(
     by_category: Mapping[str, int], phase: str, libraries: Sequence[str], most: int = 3
 ) -> list[str]:
     """Return what to set, for what takes most in a phase first; each setting once."""
+    # the outermost comes first: trl wraps transformers' Trainer, and takes its own words
     library = libraries[0] if libraries else "torch"
     found: list[str] = []
     worth = SMALLEST_SHARE * sum(by_category.values())

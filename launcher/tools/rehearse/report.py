@@ -191,6 +191,7 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         (f"beside these: the host, {operators:,} operators, hooks", found.host_s),
     ]
     yield from table(
+        # less is printed as 0.0000
         ("made of", "s"), [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]
     )
     if timeline.left_out:

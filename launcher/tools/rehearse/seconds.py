@@ -59,11 +59,13 @@ def step_seconds(timeline: Timeline, machine: Machine) -> StepSeconds:
     """Price one rank's step on a machine, between one that went before and one that follows."""
     run = _Run(timeline, machine)
     run.take()
+    # the first pass leaves host and streams as a step before this one does; only the second counts
     first, run.busy = run.now_s, []
     run.sums = defaultdict(float)
     run.take()
     computing = [span for span in run.busy if span[2]]
     sending = [span for span in run.busy if not span[2]]
+    # the pass ran both at full speed side by side; CONTENTION adds back what they lose
     hidden = _overlap_s(_united(computing), _united(sending))
     return StepSeconds(
         total_s=run.now_s - first + CONTENTION * hidden,
@@ -171,8 +173,10 @@ class _Run:
             self.host_s = max(self.host_s, self.streams[entry.stream])
 
     def _message_s(self, entry: Entry) -> float:
+        # timeline.h: 2^32 x kind + ranks
         kind, size = entry.b >> 32, entry.b & 0xFFFFFFFF
         of = self.timeline.operators[entry.operator - 1].ranks if entry.operator else None
+        # a message of no known operator: the group is taken as consecutive ranks
         ranks = of if of is not None and len(of) == size else tuple(range(size))
         nodes = {rank // self.machine.ranks_per_node for rank in ranks}
         group = Group(size=size, per_node=-(-size // len(nodes)))
@@ -180,6 +184,7 @@ class _Run:
         if collective is None:  # what is sent and what is received go at the same time
             across = self.machine.network_bytes_per_s if len(nodes) > 1 else None
             return _pair_s(self.machine, entry.a, across) if kind == _SEND else 0.0
+        # an all-gather's bytes are those of one rank, other kinds' those of the whole message
         whole = entry.a * size if kind == _ALL_GATHER else entry.a
         seconds = collective_s(self.machine, group, collective, whole)
         return seconds / 2 if kind in (_REDUCE, _BROADCAST) else seconds

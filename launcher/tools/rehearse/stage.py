@@ -35,6 +35,8 @@ class Stage:
         """Return True if the program did, or was only ended by a signal as its process ended."""
         at_exit = bool(self.ranks) and all(_at_exit(rank) for rank in self.ranks)
         seen = self.code == 0 or folders.all_seen(self.ranks)
+        # Threads of a library may abort an interpreter that exits, as gloo's do (SIGABRT): all
+        # steps of the program are over by then.
         return seen or (self.code < 0 and at_exit)
 
     @property

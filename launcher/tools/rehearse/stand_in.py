@@ -81,6 +81,7 @@ def environment(
     return {
         "LD_PRELOAD": _first(f"{folder}/{PRELOADED}", before.get("LD_PRELOAD", ""), " "),
         "LD_LIBRARY_PATH": _first(folder, before.get("LD_LIBRARY_PATH", ""), ":"),
+        # else Triton searches by ldconfig, which ignores LD_LIBRARY_PATH
         "TRITON_LIBCUDA_PATH": folder,
         "PATH": _first(folder, before.get("PATH", os.defpath), ":"),  # for its nvidia-smi
         # The sitecustomize of watch/ starts what is in INSIDE, and hands over to the program's own.

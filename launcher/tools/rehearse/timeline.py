@@ -19,6 +19,7 @@ import torch
 from launcher.forecast.trace.counting import WorkCounter
 from launcher.forecast.trace.work import NO_WORK, Work
 
+# kind, operator, stream, a, b: Entry of library/timeline.c
 ENTRY: Final = struct.Struct("<iiQQQ")
 _COMPILED: Final = "compiled"
 """Name of a kernel that torch.compile has made."""
@@ -252,6 +253,8 @@ def _nbytes(described: Mapping[str, Any]) -> int:
 def _as_tensors(tree: Any) -> Any:
     """The same values with tensors without memory in the place of their descriptions."""
     if isinstance(tree, dict) and "dtype" in tree and "shape" in tree:
+        # The program's torch may have types that this one lacks: they count as one byte per
+        # element.
         dtype = getattr(torch, tree["dtype"], torch.uint8)
         return torch.empty(tree["shape"], dtype=dtype, device="meta")
     if isinstance(tree, dict):

@@ -50,6 +50,7 @@ def on_every_gpu(
     for gpu in sorted(GPUS, key=lambda gpu: gpu.memory_bytes):
         limit = gpu.memory_bytes - outside_bytes(world_size)
         uses = [
+            # a limit above the peak changes nothing that the allocator does
             use if use.peak_reserved_bytes <= limit else _limited(sequence, use, limit)
             for use, sequence in zip(free, sequences, strict=True)
         ]
@@ -76,6 +77,7 @@ def lacking_format(gpu: Gpu, formats: Collection[str]) -> str | None:
 def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int, others_bytes: int) -> CardFit:
     used = gpu.memory_bytes - limit + others_bytes if others_bytes else 0
     for use in uses:
+        # out of memory counts as one byte too many
         reserved = limit + 1 if use is None else within(use, limit)
         used = max(used, gpu.memory_bytes - limit + reserved)
     found = verdict(used, gpu.memory_bytes)

@@ -35,6 +35,7 @@ def prepare(module: Any) -> None:
     if os.environ.get("SHARDSCALE_STAND_IN_ALONE") == "1":
         module.init_process_group = _alone(module.init_process_group)
         module.new_group = _without_gloo(module.new_group)
+        # torch allows it for Gloo groups only, and these are fake here
         module.monitored_barrier = _passes
         module.ProcessGroup.monitored_barrier = _passes
 
@@ -72,6 +73,7 @@ def _alone(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
 
         backend = _fake_gloo(backend or "cpu:gloo,cuda:nccl")
         for name in ("init_method", "store"):
+            # a TCPStore waits for the other ranks; the HashStore below is of this process alone
             kwargs.pop(name, None)
         for name in ("rank", "world_size"):
             if kwargs.get(name, -1) == -1:  # DeepSpeed gives -1 for "as the environment says"

@@ -15,6 +15,7 @@ def flex_attention(kernel: Any, names: Any, args: Any) -> dict[str, Any] | None:
     out = tensors.get("arg_DO", tensors.get("out_ptr0"))
     if of_rows is None or blocks is None or out is None:
         return None
+    # LSE is [B, H, rows]; KV_IDX [B, H, blocks of rows, blocks of columns], taken as square blocks
     batch, heads, rows = of_rows.shape
     masked = blocks.numel() > 1  # without a mask one block has all keys
     # Queries, keys and values may be views of one tensor, of which the kernel gets the whole.

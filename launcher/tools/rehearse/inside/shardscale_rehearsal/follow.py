@@ -22,6 +22,7 @@ class Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; where it has launched a kernel, on the host, too."""
         arguments = (args, kwargs or {})
+        # before the call, which may change its arguments in place
         host = tree_map(self._on_host, arguments)
         known = all(self._on_host(tensor) is not None for tensor in _on_device(arguments))
         launches = self._library.device_launches()

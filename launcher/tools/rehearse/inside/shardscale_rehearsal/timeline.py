@@ -234,7 +234,7 @@ def _tensors(tree: Any) -> list[Any]:
 def _described(value: Any, *, hashable: bool = False) -> Any:
     """Return plain values: a tensor by its shape and type; hashable, its device beside them."""
     if isinstance(value, torch.Tensor):
-        dtype = str(value.dtype)[6:]
+        dtype = str(value.dtype)[6:]  # without "torch."
         if hashable:
             return (tuple(value.shape), dtype, value.device.type)
         return {"shape": list(value.shape), "dtype": dtype}
@@ -270,6 +270,7 @@ def _moved_bytes(args: Any, kwargs: Any, names: Any) -> list[int]:
     """Return the bytes that a kernel of Triton moves: its tensors once, those that it changes in
     place twice, of each no more than as many elements as it has threads for (a table is not read
     whole)."""
+    # torch.compile passes the elements per axis as integers (xnumel, rnumel)
     numbers = [one for one in args if isinstance(one, int) and not isinstance(one, bool)]
     elements = 1
     for number in numbers:

@@ -23,6 +23,7 @@ def prepare(module: Any) -> None:
 def _drawn_once(draw: Callable[..., Any], repeats: Any) -> Callable[..., Any]:
     @functools.wraps(draw)
     def drawn(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        # 64 MiB of fp32: library/host.h shares the pages of no smaller block
         if tensor.is_cpu and tensor.numel() > 1 << 24 and tensor.is_contiguous():
             period = repeats(ctypes.c_void_p(tensor.data_ptr())) // tensor.element_size()
             if 0 < period < tensor.numel():
