@@ -190,8 +190,8 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         ("transfers from and to the host", found.transfers_s),
         (f"beside these: the host, {operators:,} operators, hooks", found.host_s),
     ]
+    # less than 5e-5 is printed as 0.0000
     yield from table(
-        # less is printed as 0.0000
         ("made of", "s"), [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]
     )
     if timeline.left_out:

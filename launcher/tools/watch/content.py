@@ -17,6 +17,8 @@ from launcher.strategies.ledger import CATEGORIES, STATES
 from launcher.util.sizes import rounded_bytes
 
 VERSION = 1
+# Blocks of these phases that have no owner and outlive the forward are activations: they are kept
+# for the backward.
 _OF_FORWARD = ("forward", "data", "other", "build", "load")
 _Owned = Mapping[str, Sequence[str]]
 
@@ -36,6 +38,7 @@ class Recording:
     def before(self) -> dict[int, int]:
         """Return address -> bytes of the blocks that were in use before the first event."""
         blocks = dict(self.held)
+        # backwards from the blocks at the end: an allocation was not there yet, a free still was
         for address, size, _ in reversed(self.events):
             if size >= 0:
                 blocks.pop(address, None)
@@ -89,6 +92,7 @@ def read_recording(path: Path) -> Recording | None:
         return None
     numbers = array.array("q", raw)
     marks = content["marks"]
+    # marks count the events of the whole process, the file begins at the first mark
     first = marks[0][0]
     return Recording(
         events=list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)),
@@ -102,6 +106,7 @@ def held(recording: Recording) -> Held:
     """Return the content at the highest level (or out of memory), and at the end."""
     replay = _Replay(recording)
     replay.run()
+    # a recording that ends out of memory ends within a step, where activations are alive
     if not recording.ends_out_of_memory:
         replay.set_apart_what_stays()
     at, phase = replay.peak
@@ -128,6 +133,7 @@ class _Replay:
         }
         self._pieces = list(self._live.values())
         level = highest = sum(piece.size for piece in self._pieces)
+        # -1: before the first event, where the blocks of `before` are alive
         self.peak = (-1, self.phase)
         marks = iter(self._recording.marks)
         mark = next(marks, None)
@@ -187,6 +193,7 @@ class _Replay:
             self._keep_activations(set(owners))
         elif kind == "out_of_memory":
             self._own(owners)
+            # this forward ends without its `end_forward`
             if self.phase.endswith("/forward"):
                 self._keep_activations(set())
 
@@ -226,6 +233,7 @@ def allocator_events(
             events.append((number, size))
             if stream:
                 streams[number] = str(stream)
+        # else a block from before the recording, which the replay knows nothing of
         elif size < 0 and address in live:
             events.append((live.pop(address), 0))
     return events, streams

@@ -20,6 +20,7 @@ from launcher.util.files import replace_text
 
 VARIABLE = "SHARDSCALE_OBSERVER"
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
+# steps left out of tokens/s, as in shardscale_observer/phase_log.py
 WARMUP_STEPS = 2
 LEDGER_STEPS = (1, 3)  # as the observer has them
 
@@ -197,6 +198,7 @@ def _status(ranks: Sequence[WatchedRank], code: int) -> Status:
     if code == 0 or all_seen(ranks):
         return Status(state="completed", phase="end", exit_code=code)
     if failures:
+        # out of memory breaks the collectives of other ranks, whose errors may come first
         _, number, detail = next(
             (failure for failure in failures if failure[2]["out_of_memory"]), failures[0]
         )

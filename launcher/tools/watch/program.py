@@ -25,6 +25,8 @@ def run_program(
         UserError: the program cannot be started.
     """
     watched = {*_PASSED_ON, signal.SIGCHLD}
+    # Blocked before the program starts: `_wait` takes them one by one, and none ends this process
+    # in between. `setsigmask` gives the program the mask that was there.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, 2, 1)] if stdout_to_stderr else []
@@ -45,6 +47,7 @@ def run_program(
 def _wait(process_id: int, watched: set[signal.Signals]) -> int:
     while True:
         heard = signal.sigwaitinfo(watched)
+        # SIGCHLD also comes when the program is stopped or continued, then it has not ended
         if heard.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(process_id, os.WNOHANG)
             if ended:

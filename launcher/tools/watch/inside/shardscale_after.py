@@ -26,6 +26,7 @@ class _After:
         """Return the module's own spec; None for all other modules."""
         if name != self._name or self._asks:
             return None
+        # `importlib.util.find_spec` asks this finder again
         self._asks = True
         try:
             spec = importlib.util.find_spec(name)

@@ -61,6 +61,7 @@ class Clock:
             return {f"{name}_s": None for name in ("duration", *PHASES)}
         totals: dict[str, float | None] = {f"{name}_s": 0.0 for name in ("duration", *PHASES)}
         if self._on_gpu and spans:
+            # elapsed_time raises before the device has passed both events
             spans[-1][2].synchronize()
         for phase, start, end in spans:
             taken = start.elapsed_time(end) / 1e3 if self._on_gpu else end - start

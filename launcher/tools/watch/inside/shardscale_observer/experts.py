@@ -42,6 +42,7 @@ def list_of_experts(mask: Any) -> Any:
 def number_of_expert(element: Any) -> int | None:
     """Return the value of an element of such a list, so that each expert gets its turn."""
     for weak, address, count in _lists:
+        # int64 elements
         number = (element.data_ptr() - address) // 8
         if 0 <= number < count and not weak.expired():
             return int(number)
@@ -77,6 +78,7 @@ def tokens_of_experts(counts: Any) -> list[int] | None:
         selected = [v.shape[0] for v in tensors if v.dim() == 2]
     if not selected:
         return None
+    # the first experts get the remainder, so that the counts add up
     each, more = divmod(min(selected), count)
     return [each + (expert < more) for expert in range(count)]
 

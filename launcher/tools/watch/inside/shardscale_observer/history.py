@@ -11,6 +11,8 @@ from typing import Any
 
 from shardscale_observer.memory import Peaks
 
+# The statistics that number the events count a free when it is requested. Its completion comes
+# later where other streams use the block.
 ACTIONS = ("alloc", "free_requested")
 VERSION = 1
 
@@ -45,6 +47,7 @@ class History:
         if self._snapshot or self._of_program:
             record("all", context="all", stacks="python")
         else:
+            # without stacks, which cost time at each event
             record("all", context=None)
         self.recording = True
         for suffix, function in (("", self._program_records), ("_legacy", self._program_asks)):

@@ -34,6 +34,7 @@ def attach(torch: Any, settings: dict[str, Any]) -> Observer:
     ):
         guarded(hook)()
     if peaks is not None:
+        # once the program initialises CUDA: a context made here would break its forks
         torch.cuda._lazy_call(guarded(observer.cuda_begins))
     os.register_at_fork(after_in_child=observer.forked)
     return observer

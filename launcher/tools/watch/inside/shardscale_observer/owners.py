@@ -22,6 +22,7 @@ class Owners:
                 owner = module_of(name)
                 names[id(parameter)] = owner
                 self._add("params" if parameter.requires_grad else "frozen", owner, parameter)
+                # ZeRO-3's shard; the parameter itself is empty between uses
                 self._add("params", owner, getattr(parameter, "ds_tensor", None))
                 self._add("grads", owner, parameter.grad)
             for name, buffer in module.named_buffers():
@@ -72,6 +73,7 @@ class Owners:
                 size = storage.nbytes()
                 if size and tensor.device.type != "meta":
                     entry = (category, module, tensor.device.type, size)
+                    # the first owner stays, so tied weights and views count once
                     self.entries.setdefault(storage.data_ptr(), entry)
 
 

@@ -73,6 +73,7 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     while inner is not None and inner is not getattr(inner, "module", inner):
         wrappers.append(type(inner).__name__)
         inner = inner.module
+    # fully_shard puts FSDP in front of the name of the class
     if inner is not None and type(inner).__name__.startswith("FSDP"):
         wrappers.append("FSDP2")
     parameters = [] if module is None else list(module.parameters())

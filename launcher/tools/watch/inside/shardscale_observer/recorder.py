@@ -134,6 +134,7 @@ class Recorder:
         number = self.steps + 1
         # Reading the allocator's statistics takes tens of microseconds, so later steps are sampled.
         self._sampled = self.rehearses or number <= 10 or number % 10 == 0
+        # loading the model and the data before the first step is no part of it
         if self.steps == 0 and self._clock is not None:
             self._close_phase()
             self.phase = "other"

@@ -75,6 +75,7 @@ def _source(code: Any, last: int) -> str:
     """Return the source of an instruction's expression; empty before Python 3.11 or without it."""
     if last < 0 or not hasattr(code, "co_positions"):
         return ""
+    # `co_positions` has one entry per instruction of two bytes
     index = last // 2
     if "JUMP" in opcode.opname[code.co_code[last]]:
         index -= 1  # a jump stands for all of its statement; what it tests was computed before

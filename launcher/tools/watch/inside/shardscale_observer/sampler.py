@@ -10,6 +10,7 @@ from typing import Any
 
 from shardscale_observer.guard import guarded
 
+# memory takes NVML about 12 us; the slower readings come once per line
 MEMORY_EVERY_S = 0.1
 LINE_EVERY_S = 1.0
 
@@ -47,6 +48,7 @@ class Nvml:
 
     def memory(self) -> dict[str, int]:
         """Return used and total bytes, without the driver's reserve where NVML tells it apart."""
+        # structs of NVML carry their size and, from bit 24 on, their version
         info: Any = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
         if self._call("nvmlDeviceGetMemoryInfo_v2", info) or self._call(
             "nvmlDeviceGetMemoryInfo", info := _Memory()
@@ -62,7 +64,8 @@ class Nvml:
             values["gpu_utilization_percent"] = float(rates.gpu)
             values["memory_utilization_percent"] = float(rates.memory)
         if self._call("nvmlDeviceGetPowerUsage", number):
-            values["power_w"] = number.value / 1e3
+            values["power_w"] = number.value / 1e3  # mW
+        # 0: NVML_TEMPERATURE_GPU
         if not self._library.nvmlDeviceGetTemperature(self._handle, 0, ctypes.byref(number)):
             values["temperature_c"] = float(number.value)
         return values

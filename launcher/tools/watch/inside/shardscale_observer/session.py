@@ -48,6 +48,7 @@ class Session(Recorder):
             return
         arrives = self.device is None and self.torch.cuda.is_initialized()
         if arrives:
+            # `_use_device` replaces the clock, which has the marks of these steps
             self._write_steps(wait=True)
             self._use_device()
         if not self.torch.is_grad_enabled() or module in self.roots:
@@ -143,6 +144,7 @@ class Session(Recorder):
         self.depth["optimizer"] += 1
         self.optimizers.add(optimizer)
         lr = optimizer.param_groups[0].get("lr")
+        # the value of a tensor would make the host wait for the device
         self.lr = float(lr) if isinstance(lr, (int, float)) else None
         if self.depth["optimizer"] > 1 or self.depth["backward"]:
             return
