@@ -112,6 +112,7 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
     if reading.facts.get("cpu"):
         raise UserError(f"{reading.source.path}: trains on a CPU: a plan needs a GPU")
     gpus, machines = gpus_of(reading, asked, options.gpus_per_node)
+    # again, as if the GPUs of the file had been given
     options, user = parse_options([*_without_gpus(argv), "--gpus", str(gpus)])
     try:
         flags, fields = training_flags(reading, user, gpus, machines)
@@ -154,6 +155,7 @@ def _relaxed(
     reading: Reading, flags: list[str], fields: Facts, cluster: Cluster, folder: Path
 ) -> Assessment:
     """Plan the run, with the nearest choice where this decoder or sharding lacks one."""
+    # each round changes one field to its nearest, so there are at most as many
     for _ in _NEAREST:
         try:
             return _assessed(reading, flags, fields, cluster, folder)
@@ -218,6 +220,7 @@ def _config(
 
 
 def _buckets(reading: Reading, width: int) -> dict[str, int]:
+    # as transformers fills them in (integrations/deepspeed.py)
     auto = {
         "reduce_bucket_size": width * width,
         "stage3_prefetch_bucket_size": int(0.9 * width * width),
@@ -231,6 +234,7 @@ def _buckets(reading: Reading, width: int) -> dict[str, int]:
     found = dict(_DEFAULT_BUCKETS)
     for name, value in said.items():
         found[name] = auto.get(name, found[name]) if value == "auto" else value
+    # DeepSpeed asserts an even one (nccl_start_alignment_factor of 2)
     found["allgather_bucket_size"] += found["allgather_bucket_size"] % 2
     return found
 

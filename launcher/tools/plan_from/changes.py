@@ -118,6 +118,7 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
         keys = list(edit)
         sections = {key.split(".")[0] for key in keys if "." in key}
         has = {key.split(".")[0] for key in flat}
+        # a YAML file without the section shards in another way
         if sections - has and not any("." not in key for key in keys) and not _is_toml(planned):
             continue
         alone = world == 1 or (fields.get("zero") is not None and "FSDP" in what)

@@ -40,6 +40,7 @@ def _differences(
     adapters = run.model.lora_rank is not None
     level, by_torch = variant_of(run).level, run.sharding.zero is None
     if optimizer == "adamw" and facts.get("foreach", engine.foreach) and by_torch:
+        # of exp_avg and exp_avg_sq, one has the size of the temporaries
         more = held.optimizer_bytes // 2
         yield "temporaries of the foreach update", _STEP, _EVERY, more
     norm_bytes = 0 if run.loop.compiles else facts.get("norm_bytes", engine.norm_bytes)

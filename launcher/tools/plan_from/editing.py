@@ -65,6 +65,7 @@ def _in_tree(text: str, key: str, value: Any, *, is_json: bool) -> str:
         if isinstance(inner, yaml.ScalarNode) and (is_last or inner.value in ("", "null", "~")):
             begin, end = inner.start_mark.index, inner.end_mark.index
             new = _nested(parts[depth + 1 :], value, suffix)
+            # `key:` without a value has no space to write behind
             return text[:begin] + (" " if begin == end else "") + new + text[end:]
         if is_last and isinstance(inner, yaml.SequenceNode) and isinstance(value, list):
             return _appended(text, inner, value[0], suffix)
@@ -84,6 +85,7 @@ def _appended(text: str, node: Any, item: Any, suffix: str) -> str:
         at = node.end_mark.index - 1
         return f"{text[:at]}{', ' if node.value else ''}{_literal(item, suffix)}{text[at:]}"
     first = node.value[0].start_mark
+    # in front of the first item, whose dash is found; where the last one ends is not certain
     begin = text.rindex("-", 0, first.index)
     return f"{text[:begin]}- {_literal(item, suffix)}\n{' ' * node.start_mark.column}{text[begin:]}"
 
@@ -95,6 +97,7 @@ def _added(text: str, node: Any, parts: list[str], value: Any, suffix: str) -> s
         block = f"{name}:{_block(parts[1:], value, suffix)}"
         return text + ("" if text.endswith("\n") or not text else "\n") + block + "\n"
     if not node.value:
+        # `{}`: behind the brace
         at = node.start_mark.index + 1
         return f"{text[:at]}{name}: {literal}{text[at:]}"
     first = node.value[0][0].start_mark
@@ -120,6 +123,7 @@ def _in_toml(text: str, key: str, value: Any) -> str:
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):
             here = header[1].strip()
         elif here == section and (found := re.match(rf"(\s*{re.escape(name)}\s*=\s*)", line)):
+            # a string or a bare value, without a comment behind it; arrays are left alone
             rest = re.match(r"""("[^"]*"|'[^']*'|[^\s#"'\[]+)""", line[found.end() :])
             if rest is None:
                 raise CannotEdit(key)
@@ -147,5 +151,6 @@ def _in_command(text: str, key: str, value: Any, source: Source) -> str:
     ]
     if not places:
         raise CannotEdit(key)
+    # in front of the last flag: behind it may stand values, a comment or a continued line
     at = max(place.start() for place in places)
     return f"{text[:at]}--{key} {value} {text[at:]}"

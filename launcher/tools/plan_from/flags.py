@@ -78,8 +78,10 @@ def training_flags(
     whole = facts.get("global_batch") or micro * ranks * facts.get("accumulation", 1)
     if "global_batch_tokens" in facts:
         whole = facts["global_batch_tokens"] // fields["seq_len"]
+    # whole micro-batches on every rank, at least one
     whole = max(whole - whole % (micro * ranks), micro * ranks)
     fields |= {"micro_batch": micro, "global_batch": whole}
+    # --zero implies it
     if fields["strategy"] == "zero" and not given & {"strategy", "deepspeed"}:
         fields.pop("strategy")
     words = as_flags(fields).split()

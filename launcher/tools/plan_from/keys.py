@@ -48,6 +48,7 @@ def whole(fact: str) -> Reader:
     """Read a whole number above 0; raises ValueError for another value."""
 
     def read(value: Any) -> Facts:
+        # DeepSpeed files for transformers say auto: the trainer fills it in
         if value is None or str(value).strip().lower() in ("auto", "", "none", "null"):
             return {}
         number = number_of(value)
@@ -79,6 +80,7 @@ def words(table: Mapping[str, Facts], *, otherwise: str = "is not planned") -> R
 
     def read(value: Any) -> Facts:
         name = str(value).strip().lower()
+        # torch.optim.AdamW, ShardingStrategy.FULL_SHARD: the last part is the word
         name = name if name in lower else name.rpartition(".")[2]
         if name not in lower:
             if value in OFF:

@@ -99,12 +99,14 @@ def _command_line(path: Path, text: str) -> dict[str, Any]:
         except ValueError:
             continue  # a quote over several lines is no command of ours
         assigned = [_ASSIGNMENT.fullmatch(token) for token in tokens if token != "export"]
+        # only those in front of a command, where NAME=VALUE is no argument of it
         variables |= {found[1]: found[2] for found in itertools.takewhile(bool, assigned) if found}
         starts = [n for n, token in enumerate(tokens) if Path(token).name in _LAUNCHERS.split()]
         if starts and any(token.startswith("--") for token in tokens):
             commands.append(tokens[starts[0] :])
     if not commands:
         raise UserError(f"{path}: has no line that starts a training with flags: give {WHAT}")
+    # earlier ones prepare data or a model
     return flags_of(commands[-1])
 
 

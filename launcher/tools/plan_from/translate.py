@@ -15,7 +15,9 @@ from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
 from launcher.tools.plan_from.reading import SUFFIXES, Source, read_source
 from launcher.util.errors import UserError, one_line
 
+# one alone, such as learning_rate, may be in any YAML file
 FEWEST_MARKS: Final = 2
+# folders above a config in which the files that it names are looked for
 _COMPANIONS: Final = 4
 _MARK_ALONE: Final = {
     "per_device_train_batch_size": TRAINING_ARGUMENTS,
@@ -80,6 +82,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
         if reading is None:
             reading = one
             continue
+        # Accelerate only launches: the other file is the trainer's, whose engine and words count
         first, last = (
             (one, reading) if reading.kind.name.startswith("accelerate") else (reading, one)
         )
@@ -193,6 +196,7 @@ def _read_companions(
             continue
         found = _read(kind, other, f"{path.name}: ")
         _read_companions(found, given, seen)
+        # the trainer's own batch counts: transformers rejects a DeepSpeed file with another
         batch = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
         facts = {name: value for name, value in found.facts.items() if name not in batch}
         reading.facts = reading.facts | facts
@@ -243,6 +247,7 @@ def sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
     if replicas == "nodes":
         replicas = machines
     if "shard" in facts:  # torchtitan: what is left is sharded over
+        # -1: over all ranks that are left
         shards = facts["shard"] if facts["shard"] > 0 else gpus // (tensor * replicas) or 1
         strategy = "fsdp" if shards > 1 else "ddp" if replicas > 1 else "single"
     if strategy is None or strategy == "ddp" or (strategy == "single" and gpus > 1):
@@ -275,6 +280,7 @@ def precision(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
         return {"precision": "fp16"}
     kept_fp32 = weights != "bf16" or adapters
     if strategy == "zero":
+        # DeepSpeed keeps fp32 master weights, of whatever type the model was loaded
         kept_fp32 = kept_fp32 or mixed == "bf16"
     elif strategy == "fsdp" and engine.upcasts:
         kept_fp32 = kept_fp32 or mixed is not None

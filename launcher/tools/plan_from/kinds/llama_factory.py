@@ -40,6 +40,7 @@ LLAMA_FACTORY = Kind(
         "oft_target": adapter_targets,
         "quantization_bit": _quantized,
         "pure_bf16": when(mixed="bf16", base="bf16", weights="bf16"),
+        # the frozen base is loaded in bf16, what is trained stays in fp32 (model/adapter.py)
         "bf16": _bf16,
         "flash_attn": ATTENTION,
         "enable_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),

@@ -30,6 +30,7 @@ def _selective(value: Any) -> Facts:
 
 
 def _shard_degree(value: Any) -> Facts:
+    # -1, torchtitan's default: all ranks that the other degrees leave
     return {"shard": int(number_of(value) or -1)}
 
 
