@@ -176,6 +176,7 @@ def _perplexity(engine: InferenceEngine, case: Case) -> float:
         logits = engine.logits(ids).float().cpu()
         total += float(F.cross_entropy(logits, wanted, reduction="sum"))
         count += int((wanted != IGNORED_TARGET).sum())
+    # exp overflows a double above 709
     return math.exp(min(total / count, 700.0))
 
 

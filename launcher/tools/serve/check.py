@@ -18,6 +18,7 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Tolerance of logits: absolute, and relative to the largest logit above 1. Half precision gets ten
 steps, because graph and eager kernels round at different places."""
 GREEDY_TOKENS = 50
+# 2 is the batch that is traced; 1 and 5 show that its size is dynamic
 _BATCHES = (1, 2, 5)
 _MOST_LOGITS = 2**24
 """Logits per comparison (64 MiB in fp32): bounds the sequence length for large vocabularies."""
@@ -78,6 +79,7 @@ class _Checks:
         if not cache:
             self._compare_logits(self._session.score(tokens), expected)
             return
+        # 0: prefill alone; length - 1: one token after a cache, as in decoding
         for split in {0, length // 3, length - 1}:
             past = empty_past(self._model, batch)
             first: list[Tensor] = []

@@ -39,6 +39,7 @@ def write_onnx(
     settings = write_settings()
     model = build(stored, device=torch.device("cpu"), dtype=DTYPES[dtype])
     for name, parameter in model.named_parameters():
+        # the cast to fp16 makes inf of what is beyond its range
         if parameter.isinf().any():
             most = torch.finfo(parameter.dtype).max
             raise UserError(f"--dtype fp16: {name} has values beyond {most:g}; use bf16")

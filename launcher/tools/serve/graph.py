@@ -83,6 +83,7 @@ class CachedDecoder(nn.Module):
         turned = None
         if model.config.position == "rope":
             tables = rotation(model.config, position_ids.flatten())
+            # [B, T, 1, rotated]: positions differ between rows of left-padded prompts
             cos, sin = (table.view(batch, length, 1, -1) for table in tables)
             turned = (cos, sin)
         sequences = SharedInputs(input_ids.shape, None, turned)

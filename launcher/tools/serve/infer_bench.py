@@ -147,6 +147,8 @@ def _outcome(case: Case) -> dict[str, Any]:
     reason = _obstacle(case)
     if reason is not None:
         return {"reason": reason}
+    # The engines share a graph. A process of its own writes it, or the memory of the export would
+    # count as that of the engine.
     if case.engine in ("onnxruntime", "tensorrt") and not Path(case.graph).exists():
         Path(case.graph).parent.mkdir()
         prepared = _alone(replace(case, prepares=True, device="cpu"))

@@ -83,6 +83,7 @@ def text_of(
     for run in runs:
         with naming(f"{run.path}:"):
             corpus = open_corpus(
+                # graphs have no input for the starts of documents
                 replace(run.choice, tokenizer=run.tokenizer, document_attention=False),
                 vocab_size=run.model.vocab_size,
                 seq_len=seq_len,
