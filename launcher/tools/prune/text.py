@@ -90,6 +90,7 @@ class Text:
         with torch.no_grad():
             for step in range(self.calibration_steps(tokens)):
                 rows = batches.rank_slice(step, rank=0, world_size=1)
+                # the last column of tokens is a target only
                 inputs = [rows.tokens[:, :-1], rows.all_targets()]
                 inputs += [] if rows.starts is None else [rows.starts]
                 model(*(torch.from_numpy(array).to(device) for array in inputs))
