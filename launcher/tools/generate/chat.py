@@ -90,9 +90,11 @@ class Chat:
             # The template writes all special tokens itself.
             tokens = [int(token) for token in self.known.encoder.encode([text])[0]]
             self.known.check(tokens)
+            # --max-tokens keeps room for the answer, at most half of the context
             needed = len(tokens) + min(self.max_tokens or 1, self.context // 2)
             if needed <= self.context:
                 return tokens
+            # a user turn and its answer go together; the last turn alone cannot
             if len(self.history) < 3:
                 raise UserError(
                     f"this turn has {len(tokens)} tokens, and the model's context is "
