@@ -11,6 +11,7 @@ from launcher.util.json_file import read_json
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 _DTYPES: Final[dict[str, Dtype]] = {"bfloat16": "bf16", "float16": "fp16"}
+# found without parsing each line, of which a long run has millions
 _STEP = b'{"kind": "step", '
 
 
