@@ -39,6 +39,7 @@ class Job:
         return [
             f"--nodes={self.nodes}",
             f"--gpus-per-node={self.gpus_per_node}",
+            # train.sbatch starts a rank per GPU; without GPUs it reads the ranks from the tasks
             f"--ntasks-per-node={1 if self.gpus_per_node else self.ranks_per_node}",
             *self.more,
         ]
