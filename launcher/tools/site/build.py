@@ -46,6 +46,7 @@ def site_html(runtime: Runtime) -> str:
     """Return the text of index.html."""
     worker = "\n".join([runtime.glue, runtime.loader, asset("site-worker.js")])
     blocks = {
+        # mtime=0: equal sources give an equal page
         "worker": _packed(gzip.compress(worker.encode(), mtime=0)),
         "wasm": _packed(gzip.compress(runtime.wasm, mtime=0)),
         "library": _packed(runtime.library),

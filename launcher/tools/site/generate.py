@@ -116,6 +116,7 @@ def structures() -> dict[str, Structure]:
                     continue
                 windowed = model.window is not None and model.window < seq_len - 1
                 prime = prime_model(model, padded=padded, windowed=windowed)
+                # what depends on the GPU, partial sums, is filled in when a trace is read
                 alike = replace(compute, resident_threads=0)
                 sizes = [product.weights for product in linear_products(prime)]
                 for most in (max(sizes), *(size - 1 for size in sizes)):
