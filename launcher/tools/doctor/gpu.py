@@ -191,6 +191,7 @@ def driver_cuda() -> tuple[int, int] | None:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
+    # 12040 is CUDA 12.4
     return version // 1000, version % 1000 // 10
 
 

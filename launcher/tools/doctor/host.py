@@ -209,6 +209,7 @@ def measure(folder: Path) -> tuple[float, float, bool]:
             write_s = time.monotonic() - started_s
             os.lseek(file, 0, os.SEEK_SET)
             if not direct and sys.platform == "linux":
+                # else the reads below would measure the page cache
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             started_s = time.monotonic()
             read = _repeat(lambda: os.readv(file, [block]), written)

@@ -17,6 +17,7 @@ from launcher.util.packages import SOURCE, version_of
 from launcher.util.processes import for_children
 
 OURS = "launcher.torchrun"
+# below doctor_cli.WITHIN_S, so that this check still answers itself
 DEEPSPEED_S = 12.0
 
 # In a process of its own: importing DeepSpeed prints, and fixes its accelerator.
