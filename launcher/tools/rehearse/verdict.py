@@ -75,6 +75,7 @@ def lacking_format(gpu: Gpu, formats: Collection[str]) -> str | None:
 
 
 def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int, others_bytes: int) -> CardFit:
+    # memory_bytes - limit is what lies outside of the allocator, on every GPU of the process
     used = gpu.memory_bytes - limit + others_bytes if others_bytes else 0
     for use in uses:
         # out of memory counts as one byte too many

@@ -180,6 +180,7 @@ def _alone(case: Case) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "launcher.tools.serve.case"],
         input=json.dumps(asdict(case)),
+        # PYTHONPATH: the child finds modules where this process does
         env=os.environ | for_children() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

@@ -85,6 +85,7 @@ def build_engine(graph: Path, path: Path, shapes: Profile) -> None:
 
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)
+    # creation flags are bit numbers
     typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(typed)
     parser = trt.OnnxParser(network, logger)

@@ -126,6 +126,7 @@ def _paired(trace: Iterable[Entry]) -> Iterator[tuple[int, Entry, Entry | None, 
         if action == "alloc":
             open_at[entry["addr"]] = (entry, number)
             yield number, entry, entry, number
+        # free_requested changes nothing yet: other streams may still use the block
         elif action == "free_completed":
             made, first = open_at.pop(entry["addr"], (None, -1))
             yield number, entry, made, first
@@ -152,8 +153,10 @@ def _earlier(
     """Return what is older than the recording: address -> (bytes, number of its free, if any)."""
     found: dict[int, tuple[int, int | None]] = {}
     for number, entry, made, _ in _paired(trace):
+        # allocated before the recording, freed during it
         if made is None and entry["action"] == "free_completed":
             found[entry["addr"]] = (int(entry["size"]), number)
+    # allocated before the recording, in use at its end
     recorded = {address for address, _, _ in _open(trace, len(trace))}
     for segment in segments:
         address = segment["address"]
@@ -194,6 +197,7 @@ def _reserved_before(trace: Iterable[Entry], segments: Iterable[Mapping[str, Any
     grown_bytes = sum(
         _GROWS[entry["action"]] * int(entry["size"]) for entry in trace if entry["action"] in _GROWS
     )
+    # backwards from the end: what there is then, less all growth
     return int(sum(segment["total_size"] for segment in segments)) - grown_bytes
 
 

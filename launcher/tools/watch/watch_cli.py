@@ -76,7 +76,7 @@ def watch(command: Sequence[str], out: Path | None, *, as_json: bool) -> int:
     for rank in ranks:
         ledgers = folders.ledgers(folder, rank)
         folders.append(folder, rank, ledgers)
-    ranks = folders.read_ranks(folder)
+    ranks = folders.read_ranks(folder)  # with the ledgers
     status, summary = folders.conclude(folder, ranks, code)
     if not ranks:
         say(f"no process of {command[0]} has trained with torch: there is nothing to report")

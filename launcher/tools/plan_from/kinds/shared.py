@@ -18,6 +18,7 @@ from launcher.tools.plan_from.keys import (
 
 _FULL: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": True}
 _GRAD_OP: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": False}
+# torch's ShardingStrategy, by name or number: Accelerate takes both
 SHARDING_WORDS: Final[Mapping[str, Facts]] = {
     **alike("FULL_SHARD 1", **_FULL),
     **alike("SHARD_GRAD_OP 2", **_GRAD_OP),

@@ -50,6 +50,7 @@ class History:
             # without stacks, which cost time at each event
             record("all", context=None)
         self.recording = True
+        # the legacy form, of a bool, would replace these settings: it is noted, and not called
         for suffix, function in (("", self._program_records), ("_legacy", self._program_asks)):
             name = f"_cuda_record_memory_history{suffix}"
             self._calls[name] = getattr(self._torch._C, name)

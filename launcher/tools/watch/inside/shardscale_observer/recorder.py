@@ -72,6 +72,7 @@ class Recorder:
         if self.stepped:
             self._end_step()
         self._close_phase()
+        # a device that has failed may never reach the marks
         self._write_steps(wait=not self.failed)
         self._stop_recording("")
         for record in self._log.records(with_memory=self.device is not None):
