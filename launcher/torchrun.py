@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher.util.errors import ExitCode, Failure, UserError, refusing
-from launcher.util.processes import usable_cores
+from launcher.util.processes import signal_name, usable_cores
 from launcher.util.startup import (
     hears,
     importing,
@@ -267,9 +267,9 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills
         return stopped_code
     how = f"ended with exit code {failure.exitcode}"
     if killed:
-        number = signal.Signals(-failure.exitcode)
+        number = -failure.exitcode
         likely = kills.likely_cause() if number == signal.SIGKILL else ""
-        how = f"was killed by {number.name}{likely}"
+        how = f"was killed by {signal_name(number)}{likely}"
     return _how_it_ended(folder, f"rank {rank} {how}", rank, certain=bool(killed))
 
 

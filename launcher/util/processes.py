@@ -36,6 +36,14 @@ def for_children() -> dict[str, str]:
     return {PARENT: str(os.getpid())}
 
 
+def signal_name(number: int) -> str:
+    """Return a signal's name; real-time ones between the first and the last have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def die_with_parent() -> None:
     """Arrange this process's end by its environment: our child, or a rank of torch's torchrun."""
     parent = os.environ.pop(PARENT, None)  # not for children of this process

@@ -142,3 +142,25 @@ def test_out_of_memory_that_ends_the_program_by_its_own_hand() -> None:
     assert "It ran out of memory once, caught by the program, the last at cell.py:7" in report
     assert "it took no step after that" in report
     assert "Without a limit it needs" in report
+
+
+EXPANDABLE = """\
+import torch
+torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+model = torch.nn.Linear(1 << 13, 1 << 13, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+streams = [torch.cuda.Stream() for _ in range(6)]
+for step in range(4):
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.ones(1 << 22, device="cuda"), torch.ones(8, device="cuda")
+    model(torch.ones(1 << 20, 1 << 13, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_there_are_addresses_for_expandable_segments_without_a_limit() -> None:
+    found = shardscale.rehearse(EXPANDABLE, gpu="T4", gpus=8)
+    assert found.verdict == "does not fit"
+    assert found.record["without_limit"]["steps"] == 3

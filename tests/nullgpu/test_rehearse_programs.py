@@ -204,7 +204,7 @@ def test_each_rule_answers_its_reads(tmp_path: Path) -> None:
     done = shardscale(*words, sys.executable, program)
     (got,) = [line for line in done.stderr.splitlines() if line.startswith("got ")]
     assert ast.literal_eval(got.removeprefix("got ")) == {
-        **{"inf": 0.0, "function": 0, "stop": False, "trigger": False},
+        **{"inf": 0.0, "info": 1.0, "function": 0, "stop": False, "trigger": False},
         **{
             "finite": True,
             "not finite": False,
@@ -221,7 +221,7 @@ def test_each_rule_answers_its_reads(tmp_path: Path) -> None:
     (rank,) = json.loads(done.stdout)["ranks"]
     # Of the large tensors, one copied and one printed, no element is read.
     assert [read["answer"] for read in rank["values"]] == [
-        *(0.0, 0, False, 0, True, False, True, False, True, False, True, True, True),
+        *(0.0, 1.0, 0, False, 0, True, False, True, False, True, False, True, True, True),
         *(False, 1, 1.0, 1.0, "all 32 elements"),
     ]
 

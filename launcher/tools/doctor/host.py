@@ -125,9 +125,10 @@ def slurm() -> Finding:
         return not_applicable("sbatch is not on PATH: no Slurm here")
     try:
         version = _output_of("sbatch", "--version")
-    except subprocess.CalledProcessError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         # Without a slurm.conf, it cannot even print its version.
-        why = (error.stderr.strip().splitlines() or [str(error)])[-1]
+        words = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        why = (words.strip().splitlines() or [str(error)])[-1]
         return warn(
             f"sbatch is installed but does not work: {why}",
             "jobs cannot be submitted from here",

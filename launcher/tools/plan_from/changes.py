@@ -108,7 +108,7 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
     own = "micro_batch" in planned.reading.facts and kind.micro_batch
     if own and micro > 1:
         smaller = micro // 2 if micro % 2 == 0 else 1
-        for size in {smaller, 1}:
+        for size in dict.fromkeys((smaller, 1)):
             edit: Edit = {kind.micro_batch: size}
             if kind.accumulation:
                 before = planned.reading.facts.get("accumulation", 1)
@@ -119,7 +119,7 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
         sections = {key.split(".")[0] for key in keys if "." in key}
         has = {key.split(".")[0] for key in flat}
         # a YAML file without the section shards in another way
-        if sections - has and not any("." not in key for key in keys) and not _is_toml(planned):
+        if sections - has and not any("." not in key for key in keys) and not _nests(planned):
             continue
         alone = world == 1 or (fields.get("zero") is not None and "FSDP" in what)
         if "shards" in what and alone and not keys[0].startswith("devices"):
@@ -129,7 +129,8 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
         yield what, edit
 
 
-def _is_toml(planned: Planned) -> bool:
+def _nests(planned: Planned) -> bool:
+    """Return whether the file can take a section that it has not."""
     return planned.reading.source.path.suffix in (".toml", ".json", ".sh")
 
 

@@ -133,7 +133,7 @@ def flags_of(tokens: list[str]) -> dict[str, Any]:
         while not has_value and left and _is_value(left[0]):
             values.append(left.pop(0))
         one: Any = True if not values else values[0] if len(values) == 1 else values
-        found[".".join(name.replace("-", "_").split("."))] = one
+        found[name.replace("-", "_")] = one
     return found
 
 

@@ -19,6 +19,8 @@ from launcher.util.errors import UserError, one_line
 FEWEST_MARKS: Final = 2
 # folders above a config in which the files that it names are looked for
 _COMPANIONS: Final = 4
+# files that launch or configure another trainer's run: behind its own file
+_SERVES: Final = {"deepspeed": 1, "accelerate": 2}
 _MARK_ALONE: Final = {
     "per_device_train_batch_size": TRAINING_ARGUMENTS,
     "zero_optimization.stage": DEEPSPEED,
@@ -82,10 +84,8 @@ def read_files(sources: Sequence[Source]) -> Reading:
         if reading is None:
             reading = one
             continue
-        # Accelerate only launches: the other file is the trainer's, whose engine and words count
-        first, last = (
-            (one, reading) if reading.kind.name.startswith("accelerate") else (reading, one)
-        )
+        # the file of the trainer goes first, whose engine and words count
+        first, last = sorted((reading, one), key=lambda each: _SERVES.get(each.kind.engine, 0))
         facts = first.kind.defaults | last.facts | first.facts
         asked = [one.facts.get("activation_checkpointing") for one in (first, last)]
         if "full" in asked:  # FSDP's or the trainer's own: either recomputes

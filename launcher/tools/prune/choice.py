@@ -128,8 +128,8 @@ def _check_narrower(config: ModelConfig, options: PruneOptions) -> None:
             f"--pattern heads: each layer has {what[:-1]}, and one must stay: use --pattern mlp"
         )
     part = options.sparsity * groups
-    # 0.3333333 of 3 heads is meant as 1
-    if not math.isclose(part, round(part), abs_tol=1e-6) or not 0 < round(part) < groups:
+    # 0.333333 of 3 heads is meant as 1, and 0.166667 of 12, as the sentence below prints it, as 2
+    if not math.isclose(part, round(part), abs_tol=1e-6 * groups) or not 0 < round(part) < groups:
         least, most = 1 / groups, (groups - 1) / groups
         raise UserError(
             f"--sparsity {options.sparsity} of {what} is {part:g}, but whole heads go and one "

@@ -28,8 +28,10 @@ from launcher.tools.watch.program import run_program
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import check_new_file
 
-# 16 TiB per GPU; the null GPU only reserves addresses, which cost no host memory
-UNLIMITED_GIB = 16384
+# Per GPU: a 70B model's weights, gradients and moments in fp32 are half of it. Addresses cost no
+# host memory, but there are 64 TiB of them, and torch reserves 9/8 of a GPU's memory for each
+# expandable segment, of which every stream has two.
+UNLIMITED_GIB = 2048
 WITHOUT_LIMIT = "without-limit"
 EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
 

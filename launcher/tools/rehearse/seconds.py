@@ -24,7 +24,7 @@ from launcher.forecast.traffic import Collective
 from launcher.tools.rehearse.timeline import Entry, Kind, Operator, Timeline
 
 _COLLECTIVES: tuple[Collective | None, ...] = (
-    *("all_reduce", "all_reduce", "all_gather", "all_gather", "reduce_scatter", "all_to_all"),
+    *("all_reduce", "all_reduce", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
     *(None, None),
 )
 """The collective that each of nccl.c's kinds is priced as: reduce and broadcast as half of an

@@ -5,7 +5,6 @@ import datetime
 import json
 import os
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +16,7 @@ from launcher.tools.watch import INSIDE
 from launcher.tools.watch.content import held, ledger_record, read_recording
 from launcher.util.errors import UserError
 from launcher.util.files import replace_text
+from launcher.util.processes import signal_name
 
 VARIABLE = "SHARDSCALE_OBSERVER"
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
@@ -212,7 +212,7 @@ def _status(ranks: Sequence[WatchedRank], code: int) -> Status:
         )
     reason = f"exit code {code}"
     if code < 0:
-        reason = f"ended by {signal.Signals(-code).name}"
+        reason = f"ended by {signal_name(-code)}"
     return Status(state="failed", phase="unknown", reason=reason, exit_code=code)
 
 

@@ -38,9 +38,11 @@ def is_bad(loss: torch.Tensor) -> bool:
 
 
 found_inf = (x.sum() > 3).float()
+train_info = {}
 counts = (x > 0).sum()
 got = {
     "inf": found_inf.item(),
+    "info": train_info.setdefault("loss", x.sum().item()),
     "function": has_overflow(counts),
     "stop": bool((counts + 1 > 0) * 1 == 1),  # early_stop
     "trigger": check_trigger(counts),

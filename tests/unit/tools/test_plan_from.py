@@ -46,6 +46,23 @@ def understood(path: Path, *given: str) -> tuple[Reading, RunConfig]:
     return reading, parse_run_config(flags, gpus)
 
 
+def test_llama_factorys_max_length_is_for_generation(folder: Path) -> None:
+    path = folder / "max_length.yaml"
+    text = "stage: sft\nfinetuning_type: full\nmodel_name_or_path: gpt2\ntemplate: default\n"
+    path.write_text(f"{text}cutoff_len: 512\nmax_length: 128\n")
+    reading, config = understood(path)
+    assert config.data.seq_len == 512
+    assert "max_length" in reading.no_effect
+
+
+def test_gathers_are_planned_as_limited(folder: Path) -> None:
+    path = folder / "limited.yaml"
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    path.write_text(f"{text}  limit_all_gathers: true\n  fsdp_use_orig_params: true\n")
+    reading = read_files([read_source(path)])
+    assert reading.left_out == []
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_strangers_config_is_read(folder: Path, name: str) -> None:
     if name in REFUSED:

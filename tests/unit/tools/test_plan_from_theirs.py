@@ -9,6 +9,7 @@ import pytest
 from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.fsdp import grouping
 from launcher.tools.plan_from.assess import Planned, plan_of
+from launcher.tools.plan_from.changes import _edits
 from launcher.tools.plan_from.reading import read_source
 
 ARGUMENTS: dict[str, Any] = {
@@ -156,3 +157,30 @@ def test_litgpt_has_a_head_of_its_own(tmp_path: Path) -> None:
     model = planned.assessment.run.model
     assert not model.tied
     assert model.parameter_count - model.trained_parameter_count == 134_515_008 + 49_152 * 576
+
+
+def test_the_order_of_files_does_not_matter(tmp_path: Path) -> None:
+    zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    (tmp_path / "zero.json").write_text(json.dumps({**zero, "gradient_clipping": "auto"}))
+    (tmp_path / "args.json").write_text(json.dumps(ARGUMENTS))
+    asked = ["--gpu", "H100", "--gpus", "2", "--no-calibration"]
+    names = ("zero.json", "args.json")
+    one, other = (
+        plan_of([read_source(tmp_path / name) for name in order], asked)
+        for order in (names, names[::-1])
+    )
+    assert one.reading.kind is other.reading.kind
+    assert one.fields == other.fields
+    assert one.fields["zero"] == 2
+    assert one.allocated_bytes == other.allocated_bytes
+
+
+def test_smaller_micro_batches_are_tried_in_turn(tmp_path: Path) -> None:
+    for micro in (4, 8, 16):
+        planned = plan(tmp_path, per_device_train_batch_size=micro)
+        sizes = [
+            edit["per_device_train_batch_size"]
+            for _, edit in _edits(planned)
+            if "per_device_train_batch_size" in edit
+        ]
+        assert sizes == [micro // 2, 1]

@@ -16,6 +16,7 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.data import GlobalBatches
 from launcher.forecast.predict import predict
+from launcher.model.config import ModelConfig
 from launcher.parallel.world import start
 from launcher.run.prepare import prepare
 from launcher.run.provenance import base_of
@@ -26,6 +27,7 @@ from launcher.strategies.masks import unpack
 from launcher.tools.exchange import export_cli
 from launcher.tools.generate import generate_cli as generate
 from launcher.tools.prune import prune_cli as cli
+from launcher.tools.prune.choice import PruneOptions, check_prunable
 from launcher.train import build_engine, to_device
 from launcher.util.errors import UserError
 
@@ -260,6 +262,13 @@ def test_a_masked_run_is_gone_on_with_as_one(run: Path, text: Path, tmp_path: Pa
         prepare(resumes, world_size=1, ranks_per_node=1)
     found = prepare([*resumes, "--masks"], world_size=1, ranks_per_node=1)
     assert found.resume.source == tmp_path / "on"
+
+
+@pytest.mark.parametrize("sparsity", [0.0833333, 0.166667, 0.916667])
+def test_a_multiple_may_be_rounded(sparsity: float) -> None:
+    options = PruneOptions(run=Path(), out=Path(), pattern="heads", sparsity=sparsity)
+    check_prunable(ModelConfig(layers=1, d_model=48, heads=12, vocab_size=8, context=8), options)
+    assert options.removed_of(12) == round(12 * sparsity)
 
 
 REFUSED = {

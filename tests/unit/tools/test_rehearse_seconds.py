@@ -20,7 +20,7 @@ from launcher.tools.rehearse.verdict import lacking_format
 from launcher.util.errors import UserError
 
 H100 = Machine.of_gpu("H100")
-ALL_REDUCE, ALL_GATHER, SEND = 0, 3, 6
+ALL_REDUCE, REDUCE, BROADCAST, ALL_GATHER, SEND = 0, 1, 2, 3, 6
 COPY_TO_DEVICE, COPY_TO_HOST = 1, 2
 
 Row = tuple[Kind, int, int, int, int]
@@ -269,3 +269,12 @@ def test_an_update_of_many_tensors_reads_and_writes_what_it_changes() -> None:
     tensors = [torch.zeros(1000) for _ in range(3)]
     work = work_of_call(lambda: torch._foreach_mul_(tensors, 2.0))
     assert work.copied_bytes == 2 * 3 * 4000
+
+
+@pytest.mark.parametrize("kind", [REDUCE, BROADCAST])
+def test_one_way_is_half_of_an_all_reduce(kind: int, tmp_path: Path) -> None:
+    way, both = (
+        seconds(tmp_path, [(Kind.COLLECTIVE, 0, 0, 2**30, one << 32 | 8)]).messages_s
+        for one in (kind, ALL_REDUCE)
+    )
+    assert way == pytest.approx(both / 2)

@@ -29,7 +29,7 @@ LLAMA_FACTORY = Kind(
         *("overwrite_cache", "model_name_or_path", "dataset_dir", "quantization_bit"),
     ),
     keys={
-        **TRAINER_KEYS,
+        **{name: reader for name, reader in TRAINER_KEYS.items() if name != "max_length"},
         "cutoff_len": whole("seq_len"),
         "finetuning_type": words(
             {"full": {"lora": False}, "lora": {"lora": True}, "oft": {"lora": True}},
@@ -80,7 +80,7 @@ LLAMA_FACTORY = Kind(
         "data_shared_file_system plot_loss compute_accuracy disable_shuffling early_stopping_steps "
         "adapter_folder split_special_tokens resize_vocab add_*tokens new_special_tokens_config "
         "init_special_tokens hf_hub_token ms_hub_token om_hub_token print_param_status "
-        "infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype lora_alpha "
+        "infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype "
         "loraplus_* pissa_* create_new_adapter pref_* kto_* dpo_* simpo_gamma ppo_* "
         "ld_alpha galore_* apollo_* badam_* use_swanlab swanlab_* double_quantization "
         "quantization_type quantization_method quantization_device_map image_* video_* audio_* "
@@ -88,7 +88,7 @@ LLAMA_FACTORY = Kind(
         "placement_strategy use_reentrant_gc use_asft_loss use_dft_loss use_eaft_loss *ft_alpha "
         "moe_aux_loss_coef rope_scaling upcast_layernorm train_from_scratch dataset_dir "
         "predict_with_generate oft_* module_dropout use_fast_tokenizer temperature top_p top_k "
-        "max_new_tokens max_length fp8_* finetuning_type"
+        "max_new_tokens max_length fp8_*"
     ),
     defaults={
         "micro_batch": 8,

@@ -46,8 +46,6 @@ FSDP_SECTION: Final[Mapping[str, Reader]] = {
 FSDP_LEFT_OUT: Final[Mapping[str, str]] = {
     "mixed_precision_policy": "the usual policy is planned: bf16 to compute, fp32 shards",
     "min_num_params": "each block is planned as a group",
-    "use_orig_params": "",
-    "limit_all_gathers": "gathers are planned as limited",
 }
 FSDP_NO_EFFECT: Final = (
     "auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy "
@@ -71,7 +69,6 @@ def fsdp_left_out(place: str = "fsdp_config") -> dict[str, str]:
     return {
         f"{place}.{prefix}{name}": reason
         for name, reason in FSDP_LEFT_OUT.items()
-        if reason
         for prefix in ("", "fsdp_")
     }
 

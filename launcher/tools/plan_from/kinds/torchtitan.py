@@ -101,7 +101,6 @@ _LEFT_OUT: Final[Mapping[str, str]] = {
     "parallelism.expert_tensor_parallel_degree": "experts are planned on every rank",
     "parallelism.enable_async_tensor_parallel": "tensor parallelism is planned as synchronous",
     "parallelism.disable_loss_parallel": "the loss is planned as sharded",
-    "training.mixed_precision_reduce": "",
     "activation_checkpoint.memory_budget": "selective checkpointing is planned",
     "quantize.grouped_mm": "experts are planned in bf16",
 }

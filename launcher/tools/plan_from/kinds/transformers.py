@@ -145,7 +145,7 @@ TRAINER_NO_EFFECT: Final = (
     "tokenizer_name config_name use_fast_tokenizer low_cpu_mem_usage train_file validation_file "
     "dataset_* preprocessing_num_workers overwrite_cache validation_split_percentage max_*_samples "
     "streaming data_path eval_data_path lora_alpha use_rslora lora_task_type "
-    "lora_bias lora_path bnb_4bit_* use_bnb_nested_quant past_index no_cuda jit_mode_eval "
+    "lora_bias lora_path bnb_4bit_* use_bnb_nested_quant past_index jit_mode_eval "
     "adafactor lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
     f"tpu_* mp_parameters use_mps_device {fsdp_no_effect()} {LAUNCHER_NO_EFFECT}"
 )

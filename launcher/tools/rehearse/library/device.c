@@ -1,4 +1,4 @@
-/* See device.h. Each device has a part of the address space of its own, so that an address says
+/* See device.h. Each device has slots of the address space of its own, so that an address says
  * whose it is. */
 #include "device.h"
 #include "graphs.h"
@@ -18,6 +18,8 @@
 #define MIB ((size_t)1 << 20)
 static const size_t SPACE = (size_t)1 << 46;     /* of all devices; a process has 2^47 */
 static const size_t ALIGNMENT = 2 * MIB;         /* of whatever the driver hands out */
+#define SLOT ((size_t)1 << 36)
+#define SLOTS 1023 /* of SPACE; what mmap gave begins within one */
 
 typedef struct Range {
     char *begin;
@@ -26,7 +28,8 @@ typedef struct Range {
 } Range;
 
 typedef struct {
-    size_t taken, addresses_used;
+    size_t taken;
+    char *next, *end; /* of the slots that it took last */
     bool has_context;
     Range *addresses_freed;
 } Memory;
@@ -36,7 +39,7 @@ static Memory memories[MOST_DEVICES]; /* by the machine's number */
 static const Device *visible[MOST_DEVICES];
 static int machine_count, visible_count;
 static char *space_begin;
-static size_t device_space;
+static int owners[SLOTS], slots_taken; /* the machine's number of each slot's device */
 static atomic_size_t launches;
 static pthread_once_t machine_once = PTHREAD_ONCE_INIT, visible_once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -69,7 +72,6 @@ static void read_machine(void) {
     }
     /* What mmap gave starts at a page of 4 KiB. */
     space_begin += ALIGNMENT - (uintptr_t)space_begin % ALIGNMENT;
-    device_space = (SPACE - ALIGNMENT) / machine_count / ALIGNMENT * ALIGNMENT;
 }
 
 static const Device *named(const char *word) {
@@ -194,6 +196,18 @@ static size_t rounded(size_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
+/* Give a device slots for so many bytes: which of a process's devices want most is not known
+ * before, and torch asks for 9/8 of a GPU's memory per expandable segment. With the lock. */
+static void take_slots(Memory *memory, int number, size_t bytes) {
+    size_t count = bytes / SLOT + (bytes % SLOT != 0);
+    if (count > (size_t)(SLOTS - slots_taken))
+        return;
+    memory->next = space_begin + slots_taken * SLOT;
+    memory->end = memory->next + count * SLOT;
+    while (count--)
+        owners[slots_taken++] = number;
+}
+
 /* Those of a freed block of the same size, else new ones. */
 void *device_addresses(int ordinal, size_t bytes) {
     int number = device(ordinal)->number;
@@ -209,9 +223,11 @@ void *device_addresses(int ordinal, size_t bytes) {
             free(range);
             break;
         }
-    if (!found && memory->addresses_used + bytes <= device_space) {
-        found = space_begin + number * device_space + memory->addresses_used;
-        memory->addresses_used += bytes;
+    if (!found && bytes > (size_t)(memory->end - memory->next))
+        take_slots(memory, number, bytes);
+    if (!found && bytes <= (size_t)(memory->end - memory->next)) {
+        found = memory->next;
+        memory->next += bytes;
     }
     pthread_mutex_unlock(&mutex);
     return found;
@@ -231,11 +247,11 @@ void device_addresses_free(void *address, size_t bytes) {
 }
 
 int device_of(const void *address) {
-    size_t offset = (uintptr_t)address - (uintptr_t)space_begin;
-    if (!space_begin || offset >= device_space * machine_count)
+    size_t slot = ((uintptr_t)address - (uintptr_t)space_begin) / SLOT;
+    if (!space_begin || slot >= (size_t)slots_taken)
         return -1;
     for (int ordinal = 0; ordinal < device_count(); ordinal++)
-        if (visible[ordinal]->number == (int)(offset / device_space))
+        if (visible[ordinal]->number == owners[slot])
             return ordinal;
     return -1;
 }

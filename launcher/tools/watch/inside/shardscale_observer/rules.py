@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from shardscale_observer.errors import is_ours
 
 _DOES_NOT_HOLD = re.compile(
-    r"inf\b|inf_|_inf|isnan|overflow|invalid|(infi|~[\w. ]*fi|non_?fi|not_?fi)nite"
+    r"inf\b|inf_|_inf(?!o|er)|isnan|overflow|invalid|(infi|~[\w. ]*fi|non_?fi|not_?fi)nite"
     r"|stop\b|stop_|_stop|trigger|preempt",
     re.IGNORECASE,
 )
