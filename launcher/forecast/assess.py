@@ -110,6 +110,7 @@ class MicroBatches:
     def best(self, *, largest: bool) -> Assessment:
         """Evaluate the fastest micro-batch that fits, the `largest` one, or else the smallest."""
         runs = self._choice.runs
+        # with these the search begins at the smallest size, so that this evaluates nothing in vain
         if self._expected in (0, 1) and _exceeds_at_any_size(self.at(0)):
             return self.at(0)
         running = self.with_verdict(("fits", "tight"))

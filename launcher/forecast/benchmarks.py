@@ -72,6 +72,7 @@ class Bench:
         on_gpu = device.type == "cuda"
         self.gpu = find_gpu(torch.cuda.get_device_name(device)) if on_gpu else None
         """Its entry in the table, if any, so that rates are of products of any shape."""
+        # 2 FLOPs per weight forward, 4 backward
         per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
         rows, seq_len = max(int(effort.flops / per_token), _FEW_ROWS), default_seq_len(model)
         self.rows = min(rows, (32 if on_gpu else 8) * seq_len)
@@ -168,7 +169,7 @@ class Bench:
                 for _ in range(200):
                     y = (y.view(4, 4) + 1.0).view(16) + 1.0
 
-            seconds = self._time(operators) / 800
+            seconds = self._time(operators) / 800  # 200 times 2 views and 2 sums
         self.say(f"starting an operator: {seconds * 1e6:.1f} us")
         return seconds
 
