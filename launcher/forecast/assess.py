@@ -255,6 +255,7 @@ class MicroBatches:
         use = here = self.cache.use(a.run, limit_bytes=limit)
         if here.retries:
             use = self.cache.use(a.run, limit_bytes=None)
+        # out of memory: what it would take with unlimited memory shows the shortfall
         held = use if here.out_of_memory else here
         used = held.peak_reserved_bytes + self._cluster.fixed_bytes
         return dataclasses.replace(

@@ -122,6 +122,7 @@ class Bench:
         """Forward and backward of causal attention over whole sequences; 2.5 times the forward's
         FLOPs in the backward, and half of the scores, as a recorded trace counts them."""
         model, seq_len = self.model, default_seq_len(self.model)
+        # 4: two products, two FLOPs for each pair of elements
         flops_of_head = 3.5 * 4 * model.head_size * seq_len / 2 * seq_len
         heads = min(max(int(self.effort.flops / flops_of_head), 1), 8 * model.heads)
         shape = (1, heads, seq_len, model.head_size)

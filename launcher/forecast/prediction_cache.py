@@ -174,5 +174,5 @@ def _digest(texts: Iterable[str]) -> str:
     found = hashlib.sha256()
     for text in texts:
         found.update(text.encode())
-        found.update(b"\0")
+        found.update(b"\0")  # or "ab", "c" were equal to "a", "bc"
     return found.hexdigest()[:32]

@@ -161,6 +161,7 @@ class Wire:
             )
             yield sent
             shard = size / self.shard_ranks
+            # among the replicas of the shard; 0 s where there is one
             yield replace(sent, kind="all_reduce", size_bytes=shard, replicas=True)
         yield from self.gradients_to_host()
 
@@ -183,5 +184,6 @@ def _block_elements(model: ModelConfig, element_bytes: int) -> float:
         return model.block_parameter_count
     packed = [p for p in parameters_of(model) if p.packed]
     weights = sum(p.shape[0] * inner_of(p.shape[1], kind) for p in packed)
+    # bytes, as elements of the type
     packed_elements = sum(p.elements for p in packed) / element_bytes
     return model.block_parameter_count - (weights - packed_elements) / model.layers

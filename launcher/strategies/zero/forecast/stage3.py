@@ -186,6 +186,7 @@ class Zero3(ZeroBuffers):
             largest = max(self._slice(p) for p in self.in_bucket)
             fetched = (self._slice(p) for p in self.in_bucket if p.name not in self.kept_names)
             size_bytes = self.grad_element * max(fetched, default=0)
+            # partition_grads fetches each host gradient, to add to it and take its norm on the GPU
             self.timeline.allocate("fetched", size_bytes, "temporary", stream="reduce")
             self.transient((FP64 if self.last else 0) * largest, stream="reduce")
             self.timeline.free("fetched")
