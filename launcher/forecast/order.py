@@ -100,6 +100,7 @@ def outdone(
         fitting: (tokens per second, simplicity) of candidates that fit.
     """
     return any(
+        # a simpler candidate ranks before a faster one that its range overlaps
         speed > most_tokens_per_s and (other <= complexity or not ties(speed, most_tokens_per_s))
         for speed, other in fitting
     )

@@ -181,6 +181,7 @@ def compute_s(work: Work, resolved: Resolved, machine: Machine, hooks: float = 0
         started_s = (dispatched(work, resolved) + hooks) * machine.operator_s
         return max(device_s(work, resolved, machine, type_), started_s)
     return (
+        # on a CPU the same cores dispatch and compute, one thing after the other
         work.matmul_flops / machine.matmul_flops_per_s[type_]
         + work.attention_flops / machine.attention_flops_per_s[type_]
         + work.elementwise_bytes / machine.elementwise_bytes_per_s

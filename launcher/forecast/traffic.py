@@ -184,6 +184,6 @@ def _block_elements(model: ModelConfig, element_bytes: int) -> float:
         return model.block_parameter_count
     packed = [p for p in parameters_of(model) if p.packed]
     weights = sum(p.shape[0] * inner_of(p.shape[1], kind) for p in packed)
-    # bytes, as elements of the type
+    # bytes, in elements of the compute type
     packed_elements = sum(p.elements for p in packed) / element_bytes
     return model.block_parameter_count - (weights - packed_elements) / model.layers

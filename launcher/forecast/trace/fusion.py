@@ -142,7 +142,7 @@ def launched(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
     """Put fused kernels together that follow each other and write as many elements."""
     found: list[list[Kernel]] = []
     for kernel in kernels:
-        last = found[-1][0] if found else kernel
+        last = found[-1][0] if found else kernel  # itself where none came before
         fused = last is not kernel and last.fused and kernel.fused
         if fused and numel(last.writes[0]) == numel(kernel.writes[0]):
             found[-1].append(kernel)

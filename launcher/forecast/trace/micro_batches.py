@@ -92,7 +92,7 @@ def work_of(
     What makes bytes differ from a multiple of the micro-batch is no matter here: a copy more or
     less of a single sequence.
     """
-    compute = replace(compute, resident_threads=0)
+    compute = replace(compute, resident_threads=0)  # which change memory only
     if not _grows_in_proportion(model, seq_len, rank):
         return _recorded_work(model, compute, micro_batch, seq_len, rank)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
@@ -169,7 +169,7 @@ def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRa
     return (
         seq_len % ranks == 0  # else not of every micro-batch
         and seq_len >= _FEWEST_TOKENS * ranks
-        and 4 * _micro_batch(model, seq_len) * seq_len * per_token < _MOST_BYTES  # 4: fp32
+        and 4 * _micro_batch(model, seq_len) * seq_len * per_token < _MOST_BYTES  # bytes in fp32
     )
 
 

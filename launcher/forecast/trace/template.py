@@ -109,6 +109,7 @@ def template_of(
 
 def filled_work(template: Template, dimensions: Dimensions) -> dict[Place, Work]:
     """Work of each segment of these dimensions, among them `chunks` of the loss."""
+    # partial sums are memory, and no work
     found = [s.bytes(dimensions) if isinstance(s, Size) else 0 for s in template.sizes]
     return segment_work(template.trace.works, dimensions["chunks"], found.__getitem__)
 

@@ -146,7 +146,7 @@ class Coordinator:
             expected.discard(p.name)
 
     def _prefetch(self) -> None:
-        # A parameter counts when it is gathered, so that the last one may go beyond the bucket.
+        # Parameters are taken until there is enough: the last one may go beyond the bucket's size.
         most = min(self._live_elements - self._live, self._prefetch_elements)
         wanted: list[Parameter] = []
         elements = 0

@@ -135,7 +135,7 @@ class Zero12(FlatBuffers):
                     if self.element != self.stored:
                         timeline.allocate("flat in fp32", FP32 * partition, "temporary")
                         timeline.free("flat")
-                if number == len(partitions) - 1:  # of all groups: the last one ends it
+                if number == len(partitions) - 1:  # it has the gradients of all groups
                     timeline.free("kept")
             self.update_piece(number, partition)
             timeline.free("flat")
