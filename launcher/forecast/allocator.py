@@ -103,12 +103,15 @@ class CachingAllocator:
         pool = self._pool(stream, small=size <= K_SMALL_SIZE)
         block = self._from_cache(pool, size) or self._from_device(pool, size)
         if block is None:
+            # As torch's malloc after a failed cudaMalloc: give back the cached segments and ask the
+            # device once more. The cache is not searched again.
             self._retries += 1
             self.release_cached()
             block = self._from_device(pool, size)
         if block is None:
             self._out_of_memory = True
             return False
+        # an unsplit block counts as allocated in full, its unused tail included
         if self._should_split(block, size):
             pool.insert(block.split_off(size))
         block.free = False
@@ -134,6 +137,7 @@ class CachingAllocator:
             for block in list(pool.at_least(0)):
                 if pool.expandable is not None:
                     self._unmap(pool, block)
+                # without neighbours it is a whole segment
                 elif block.prev is None and block.next is None:
                     pool.remove(block)
                     self._reserved -= block.size
@@ -160,6 +164,8 @@ class CachingAllocator:
         return block
 
     def _from_device(self, pool: Pool, size: int) -> MemoryBlock | None:
+        # torch's alloc_block holds a whole segment against the limit even where an expandable one
+        # would need fewer pages.
         wanted = segment_bytes(size)
         if self._limit_bytes is not None and self._reserved + wanted > self._limit_bytes:
             return None
@@ -178,13 +184,14 @@ class CachingAllocator:
         remaining = block.size - size
         if block.pool.small or self._expandable:
             return remaining >= K_MIN_BLOCK_SIZE
+        # A rest of 1 MiB or less would never be used: requests of that size go to the small pool.
         return remaining > K_SMALL_SIZE
 
     def _merged(self, block: MemoryBlock) -> MemoryBlock:
         """The block with the neighbours that are free and mapped as it is (out of their pool)."""
         pool, following, previous = block.pool, block.next, block.prev
         if following is not None and following.free and following.mapped == block.mapped:
-            if following.mapped:
+            if following.mapped:  # unmapped ranges are in no pool
                 pool.remove(following)
             block.absorb_next()
         if previous is not None and previous.free and previous.mapped == block.mapped:
@@ -203,6 +210,8 @@ class CachingAllocator:
             pool.expandable = MemoryBlock(pool, self._next_address, _SEGMENT_STRIDE, mapped=False)
             self._next_address += _SEGMENT_STRIDE
         block = lowest_with_room(pool.expandable, size)
+        # Count the pages of all holes that the block has to grow through before any is mapped:
+        # torch maps them one after the other.
         room = pages = 0
         reach: MemoryBlock | None = block
         while room < size:
@@ -215,7 +224,7 @@ class CachingAllocator:
             return None
         while not block.mapped or block.size < size:
             if block.mapped:
-                hole = block.next
+                hole = block.next  # never another free block: neighbours are merged
                 assert hole is not None
                 missing = size - block.size
             else:
@@ -238,6 +247,7 @@ class CachingAllocator:
     def _unmap(self, pool: Pool, block: MemoryBlock) -> None:
         assert pool.expandable is not None
         page, base = pool.page_bytes, pool.expandable.address
+        # Only pages that lie in this block as a whole: the edge pages hold parts of blocks in use.
         first = base + rounded_up(block.address - base, page)
         end = base + (block.address - base + block.size) // page * page
         if first >= end:

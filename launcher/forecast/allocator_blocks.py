@@ -58,6 +58,7 @@ class Pool:
 
     def insert(self, block: MemoryBlock) -> None:
         """A free block."""
+        # Size above address in one number: sorted as by torch's BlockComparatorSize.
         place = block.size << _ADDRESS_BITS | block.address
         insort(self._order, place)
         self._blocks[place] = block
@@ -89,6 +90,7 @@ def lowest_with_room(first: MemoryBlock, size: int) -> MemoryBlock:
     """Return the lowest free range of at least `size` bytes, among those with unmapped space."""
     block: MemoryBlock | None = first
     while block is not None:
+        # A free block without a hole behind it cannot grow, and `best_fit` found it too small.
         if block.free and (not block.mapped or growth(block)):
             room = 0
             reach: MemoryBlock | None = block

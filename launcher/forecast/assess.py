@@ -110,6 +110,7 @@ class MicroBatches:
     def best(self, *, largest: bool) -> Assessment:
         """Evaluate the fastest micro-batch that fits, the `largest` one, or else the smallest."""
         runs = self._choice.runs
+        # with these the search begins at the smallest size, so that this evaluates nothing in vain
         if self._expected in (0, 1) and _exceeds_at_any_size(self.at(0)):
             return self.at(0)
         running = self.with_verdict(("fits", "tight"))
@@ -254,6 +255,7 @@ class MicroBatches:
         use = here = self.cache.use(a.run, limit_bytes=limit)
         if here.retries:
             use = self.cache.use(a.run, limit_bytes=None)
+        # out of memory: what it would take with unlimited memory shows the shortfall
         held = use if here.out_of_memory else here
         used = held.peak_reserved_bytes + self._cluster.fixed_bytes
         return dataclasses.replace(

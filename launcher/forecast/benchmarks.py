@@ -72,6 +72,7 @@ class Bench:
         on_gpu = device.type == "cuda"
         self.gpu = find_gpu(torch.cuda.get_device_name(device)) if on_gpu else None
         """Its entry in the table, if any, so that rates are of products of any shape."""
+        # 2 FLOPs per weight forward, 4 backward
         per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
         rows, seq_len = max(int(effort.flops / per_token), _FEW_ROWS), default_seq_len(model)
         self.rows = min(rows, (32 if on_gpu else 8) * seq_len)
@@ -121,6 +122,7 @@ class Bench:
         """Forward and backward of causal attention over whole sequences; 2.5 times the forward's
         FLOPs in the backward, and half of the scores, as a recorded trace counts them."""
         model, seq_len = self.model, default_seq_len(self.model)
+        # 4: two products, two FLOPs for each pair of elements
         flops_of_head = 3.5 * 4 * model.head_size * seq_len / 2 * seq_len
         heads = min(max(int(self.effort.flops / flops_of_head), 1), 8 * model.heads)
         shape = (1, heads, seq_len, model.head_size)
@@ -168,7 +170,7 @@ class Bench:
                 for _ in range(200):
                     y = (y.view(4, 4) + 1.0).view(16) + 1.0
 
-            seconds = self._time(operators) / 800
+            seconds = self._time(operators) / 800  # 200 times 2 views and 2 sums
         self.say(f"starting an operator: {seconds * 1e6:.1f} us")
         return seconds
 

@@ -70,6 +70,7 @@ def spent(budget_bytes: int, layers: int, costs: Costs, flops: Mapping[str, floa
     worth = [name for name in PRODUCTS if costs.products[name]]
     worth.sort(key=lambda name: -flops[name] / costs.products[name])
     each = dict(costs.products)
+    # All together can take more than one by one: the last one is charged with the rest.
     each[worth[-1]] += max(0, costs.together - sum(each.values()))  # no more blocks keep all
     keepers = dict.fromkeys(PRODUCTS, 0)  # number of blocks that keep it: the last ones
     for name in worth:
@@ -103,6 +104,7 @@ def _probe(resolved: Resolved) -> Resolved:
     A block's output is kept by the next block, always if that one recomputes itself. The first
     block does not count: beside frozen weights it keeps less, since its input has no gradient.
     """
+    # Of the two "full" in a row the first is measured, behind which a block keeps its input.
     words = ["full", *(keeping([name]) for name in PRODUCTS), "selective", *2 * ["full"], "none"]
     model = dataclasses.replace(
         resolved.model, layers=len(words), activation_checkpointing=spelled(words)

@@ -70,6 +70,7 @@ class Buffers:
         key. Transformers' blocks are drawn as a whole, and what is not asked for yet waits."""
         key, timeline, config = ("drawn", p.name), self.timeline, self.rank.resolved.config
         if config.model.init_from is not None and not is_adapter(p.name):  # zeros, to be filled
+            # elements of a packed weight are its bytes
             timeline.allocate(key, (1 if p.packed else FP32) * p.elements, "temporary")
             return key
         whole, elements = ("drawn whole", p.name), self.whole_elements[p.name]
@@ -140,6 +141,7 @@ class Buffers:
 
     def clip_and_update(self) -> None:
         """torch's clip_grad_norm_, which takes one scalar per tensor, and the optimizer."""
+        # norms, and their stack
         self.transient(2 * FP32 * len(self.trained), where=self.rank.params_where)
         for parameter in self.trained:
             self.update(parameter)

@@ -203,7 +203,7 @@ def _runs(
     if "micro_batch" in fixed:
         sizes = [config.data.micro_batch]
     elif total is None:
-        sizes = [2**n for n in range(LARGEST_MICRO_BATCH.bit_length())]
+        sizes = [2**n for n in range(LARGEST_MICRO_BATCH.bit_length())]  # 1, 2, ..., 128
     else:
         data_ranks = config.sharding.data_ranks(world_size)
         per_rank, rest = divmod(total, data_ranks)

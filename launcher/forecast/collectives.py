@@ -59,6 +59,7 @@ def fit_rate(
     One number of ranks cannot tell a start from hops: the latency is spread evenly over both.
     """
     sent = [sent_bytes(kind, size, ranks) for size in sizes_bytes]
+    # relative errors, or the largest size alone would decide
     fit = np.polyfit(sent, seconds, deg=1, w=1 / np.array(seconds))
     s_per_byte, latency_s = fit.tolist()
     if latency_s < 0 or s_per_byte <= 0:  # noise: the largest size says most about bandwidth
@@ -97,6 +98,7 @@ def collective_s(
     if group.nodes > 1:
         bandwidth = min(bandwidth, machine.network_bytes_per_s * group.per_node)
         if kind == "all_reduce":
+            # NCCL's tree spans the nodes, on each of which the ranks are a chain
             levels_s = math.ceil(math.log2(group.nodes)) * machine.network_hop_s
             hops_s = min(hops_s, (group.per_node - 1) * rate.hop_s + levels_s)
     start_s = rate.start_s + passes * hops_s
@@ -125,6 +127,7 @@ def groups_of(sharding: ShardingChoice, *, world_size: int, ranks_per_node: int)
 
     return Groups(
         shard=group(shards, alike),
+        # A node holds as many replicas as groups of shards.
         replica=group(sharding.replicate, max(1, alike // shards)),
         sequence=group(sequence, alike),
         tensor=group(tensor, ranks_per_node),

@@ -23,12 +23,14 @@ def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
     tokens = config.data.micro_batch * resolved.local_seq_len * model.layers
     element = dtypes(config.optim).computed.itemsize
     if config.sharding.context_parallel_method == "ring":
+        # keys and values of all ranks, since a gather is priced by its whole tensor
         width = 2 * model.kv_head_count * model.head_size * ranks
         pieces = model.layers * (ranks - 1)
         forward = [Transfer(kind="all_gather", size_bytes=element * tokens * width, pieces=pieces)]
         gradients = Transfer(kind="all_gather", size_bytes=4 * tokens * width, pieces=pieces)
         backward = [*forward, gradients]
     else:
+        # key heads fewer than ranks are repeated, so that each rank has one
         sizes = [model.attention_dim, *2 * [max(model.kv_head_count, ranks) * model.head_size]]
         forward = [
             Transfer(

@@ -110,6 +110,7 @@ def _groups(candidates: Sequence[Choice], search: Search) -> list[list[Choice]]:
         of_label: dict[str, set[Hashable]] = defaultdict(set)
         for choice, kind in zip(candidates, traces, strict=True):
             of_label[choice.label].add(kind)
+        # labels with the same kinds of traces share a worker, which then records each once
         keys = [frozenset(of_label[choice.label]) for choice in candidates]
     groups: dict[Hashable, list[Choice]] = defaultdict(list)
     for choice, key in zip(candidates, keys, strict=True):
@@ -136,7 +137,7 @@ def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment 
         if search.best_only and (
             evaluation.is_too_large(choice) or not may_fit(choice, search.cluster)
         ):
-            pass
+            pass  # leaves no result: it cannot be the best
         elif not search.prunes or (
             evaluation.is_wanted(choice, bound) and evaluation.is_wanted_as_traced(choice)
         ):

@@ -73,6 +73,7 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
     if not room.capped:
         around += outside_bytes(room.gpu, grouped=world_size > 1, learnt=Calibration.load())
     limit_bytes = room.size_bytes - around
+    # live tensors alone are too large: the replay, which takes as long again, could only confirm it
     if prediction.peak_bytes > limit_bytes:
         return around + prediction.peak_bytes
     use = reserved(prediction, resolved, limit_bytes=limit_bytes)

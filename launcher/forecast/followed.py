@@ -46,10 +46,11 @@ def _read(timeline: Timeline, sequences: int, resolved: Resolved, tensors: int) 
     timeline.enter("data")
     seq_len, size_bytes = resolved.local_seq_len, INT64 * sequences
     if seq_len == resolved.seq_len:  # parts of sequences are cut out before they are tensors
+        # one token more than inputs, since targets are shifted by one
         timeline.allocate("rows", size_bytes * (seq_len + 1), "temporary")
     timeline.allocate("next batch", tensors * size_bytes * seq_len, "activations")
     timeline.free("rows")
-    timeline.free("batch")
+    timeline.free("batch")  # the batch before lives until this one is there
     timeline.rename("next batch", "batch", "activations")
 
 

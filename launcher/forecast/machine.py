@@ -141,6 +141,7 @@ class Machine:
             collectives=dict.fromkeys(COLLECTIVES, rate),
             network_bytes_per_s=NETWORK_EFFICIENCY * gpu.network_bytes_per_s,
             network_hop_s=NETWORK_HOP_S,
+            # the rate of one host, shared by its ranks
             cpu_adam_parameters_per_s=CPU_ADAM_PARAMETERS_PER_S / ranks_per_node,
             disk_read_bytes_per_s=DISK_READ_BYTES_PER_S,
             disk_write_bytes_per_s=DISK_WRITE_BYTES_PER_S,

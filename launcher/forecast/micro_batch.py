@@ -186,6 +186,7 @@ def _next_size(
     between = sizes[bisect.bisect_right(sizes, low) : bisect.bisect_left(sizes, high)]
     if not between or between[-1] <= PRECISION * low:
         return None
+    # the geometric mean, since the precision is relative
     middle = bisect.bisect_left(between, math.sqrt(low * high))
     return between[min(middle, len(between) - 1)]
 

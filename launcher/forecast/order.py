@@ -17,7 +17,7 @@ Simplicity = tuple[int, ...]
 VERDICTS: Final[tuple[Verdict, ...]] = ("fits", "tight", "does not fit")
 _OFFLOADS: Final = ("none", "cpu", "nvme")
 _RECOMPUTES: Final = {"none": 0, "selective": 1, "full": 3, "offload": 4}
-_RECOMPUTES_SOME: Final = 2
+_RECOMPUTES_SOME: Final = 2  # every=K, keep=..., budget=...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ def best_first(merits: Sequence[Merit]) -> list[int]:
             fastest = merits[left[0]].tokens_per_s
             tied = [number for number in left if ties(merits[number].tokens_per_s, fastest)]
             order += sorted(tied, key=lambda number: merits[number].simplicity)
-            left = left[len(tied) :]
+            left = left[len(tied) :]  # sorted by speed: those that tie with the fastest come first
     return order + _least_missing(merits)
 
 
@@ -100,6 +100,7 @@ def outdone(
         fitting: (tokens per second, simplicity) of candidates that fit.
     """
     return any(
+        # a simpler candidate ranks before a faster one that its range overlaps
         speed > most_tokens_per_s and (other <= complexity or not ties(speed, most_tokens_per_s))
         for speed, other in fitting
     )

@@ -118,6 +118,7 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
     # Saving copies a few MiB at a time; resuming fills what a fresh engine already holds.
     for period in ("save", "resume"):
         timeline.period = period
+        # no allocation follows: the level between steps is the phase's peak
         timeline.enter(period)
     sizes = offload_sizes(resolved.config, resolved.own_model, seen.world_size)
     return Prediction(
@@ -198,6 +199,7 @@ def _seen(
     seen = Rank(
         resolved=resolved,
         world_size=sharding.shard_ranks(world_size),
+        # tensor-parallel ranks are adjacent, and have the same shards of their own matrices
         rank=(rank or 0) // sharding.tensor_parallel,
         device_type=device_type,
         model_parallel=mesh.model,

@@ -111,13 +111,14 @@ def remove_oldest_files() -> None:
         files = [entry for entry in (default_cache_dir() / FOLDER).iterdir() if entry.is_file()]
         if len(files) > MAX_FILES:
             by_age = sorted(files, key=lambda path: path.stat().st_mtime)
+            # down to half, or each plan from then on would remove a few
             for path in by_age[: len(files) - MAX_FILES // 2]:
                 path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        digest, text = path.read_text(encoding="utf-8").splitlines()
+        digest, text = path.read_text(encoding="utf-8").splitlines()  # see `save`
         entries = json.loads(text) if digest == _digest([text]) else {}
     except (OSError, ValueError):
         return {}
@@ -173,5 +174,5 @@ def _digest(texts: Iterable[str]) -> str:
     found = hashlib.sha256()
     for text in texts:
         found.update(text.encode())
-        found.update(b"\0")
+        found.update(b"\0")  # or "ab", "c" were equal to "a", "bc"
     return found.hexdigest()[:32]

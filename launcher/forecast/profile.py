@@ -133,6 +133,7 @@ def _run_ranks(
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Return what each rank found; rank 0 also tells how far it is."""
+    # spawn: once this process has used CUDA, a forked one cannot
     context = multiprocessing.get_context("spawn")
     processes = []
     pipes: list[Connection[Any, Any]] = []

@@ -41,6 +41,8 @@ class Events:
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         numbers: dict[Hashable, int] = {}
+        # Keys of a summary come back in every micro-batch, so that each allocation gets a fresh
+        # number, above those of named storages.
         fresh = itertools.count(self._storages)
         for entry in self._log:
             if not isinstance(entry, AllocationSummary):
@@ -90,6 +92,7 @@ class Timeline:
     def enter(self, phase: str) -> None:
         """Phases may come several times in a period; the highest counts."""
         self.phase = phase
+        # sets `_phase_high`, too, which else would still be that of the phase before
         self._note(self._current)
 
     def allocate(

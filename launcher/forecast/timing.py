@@ -34,6 +34,7 @@ from launcher.util.errors import UserError
 
 NORM_BYTES: Final = 4
 CLIP_BYTES: Final = 8
+# 28 is the `update_bytes` of fused Adam: 16 read (weight, gradient, moments), 12 written.
 CPU_ADAM_BYTES: Final = NORM_BYTES + CLIP_BYTES + 28
 """Bytes per parameter over which a machine's rate of CPU-Adam was measured."""
 
@@ -108,6 +109,7 @@ def step_seconds(
     known = gpu_of(machine.name) is not None
     contention = (CONTENTION if known else 0.0) if machine.overlaps else None
     # (transfers, seconds of compute to hide behind, how often)
+    # `last_backward` comes once a step: what the micro-batches before only accumulate.
     parts = {
         "forward": [(moves["forward"], forward, times)],
         "backward": [
@@ -160,6 +162,7 @@ def hook_operators(resolved: Resolved, world_size: int, device_type: str) -> tup
     once = hooks.modules * FETCH_HOOK_OPERATORS + hooks.groups * GROUP_HOOK_OPERATORS
     model = resolved.own_model
     words = model.checkpointing.blocks(model.layers)
+    # Recomputation runs a block's forward hooks in the backward as well.
     recomputed = sum(word != "none" for word in words) / model.layers
     again = hooks.modules * recomputed * FETCH_HOOK_OPERATORS
     return once, once + again + hooks.gradients * GRADIENT_HOOK_OPERATORS
@@ -174,9 +177,11 @@ def compute_s(work: Work, resolved: Resolved, machine: Machine, hooks: float = 0
     """
     type_ = rated_type(resolved, machine)
     if machine.overlaps:
+        # The host runs ahead of the GPU, so that only the slower of the two shows.
         started_s = (dispatched(work, resolved) + hooks) * machine.operator_s
         return max(device_s(work, resolved, machine, type_), started_s)
     return (
+        # on a CPU the same cores dispatch and compute, one thing after the other
         work.matmul_flops / machine.matmul_flops_per_s[type_]
         + work.attention_flops / machine.attention_flops_per_s[type_]
         + work.elementwise_bytes / machine.elementwise_bytes_per_s
@@ -243,6 +248,7 @@ def optimizer_s(
         # The updated parameters return in the compute type; FSDP moves them as it gathers.
         seconds += element * offloaded / to_device
     if offload == "nvme":
+        # A machine's disk rates are those of a whole node.
         swapped = state_bytes(model, config.optim) * own * ranks_per_node
         seconds += swapped / machine.disk_read_bytes_per_s
         seconds += swapped / machine.disk_write_bytes_per_s

@@ -94,6 +94,7 @@ class Wire:
         """Elements that are computed with; quantised weights count by their bytes."""
         self.embeddings = model.embedding_parameter_count
         """Embeddings of tokens and positions: used first, so their gradients are complete last."""
+        # 2 norms and 4 linears (qkv, proj, fc, proj), and 2 norms of queries and keys
         per_block = 8 if model.qk_norm else 6
         self.modules = per_block * model.layers + (3 if model.position == "learned" else 2)
         """That have parameters: norms, linears, embeddings; a tied head has none."""
@@ -119,7 +120,7 @@ class Wire:
         if size == 0:
             return
         yield Transfer(kind="all_gather", size_bytes=size, pieces=pieces, hideable=hideable)
-        yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)
+        yield Transfer(kind="copy", size_bytes=2 * size, hideable=False)  # read and written
         if self.sharding.offload_param != "none":
             shard = host_element * parameters / self.shard_ranks
             yield Transfer(kind="to_device", size_bytes=shard, hideable=hideable)
@@ -160,6 +161,7 @@ class Wire:
             )
             yield sent
             shard = size / self.shard_ranks
+            # among the replicas of the shard; 0 s where there is one
             yield replace(sent, kind="all_reduce", size_bytes=shard, replicas=True)
         yield from self.gradients_to_host()
 
@@ -182,5 +184,6 @@ def _block_elements(model: ModelConfig, element_bytes: int) -> float:
         return model.block_parameter_count
     packed = [p for p in parameters_of(model) if p.packed]
     weights = sum(p.shape[0] * inner_of(p.shape[1], kind) for p in packed)
+    # bytes, in elements of the compute type
     packed_elements = sum(p.elements for p in packed) / element_bytes
     return model.block_parameter_count - (weights - packed_elements) / model.layers

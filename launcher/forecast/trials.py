@@ -91,7 +91,7 @@ class Trials:
             environment |= {
                 "MASTER_ADDR": LOOPBACK,
                 "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 connects, too
                 "TORCHELASTIC_RESTART_COUNT": "0",
                 "WORLD_SIZE": str(self.ranks),
                 "LOCAL_WORLD_SIZE": str(self.ranks),

@@ -59,6 +59,7 @@ def elementwise(model: ModelConfig, rows: int, device: torch.device) -> Callable
     ]
 
     def forward_and_backward() -> None:
+        # a block has two norms and two sums with the residual stream
         y = x + norm(x)
         y = y + norm(y)
         turned = head_norm(queries_and_keys)

@@ -161,6 +161,8 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
     kept = {run.name: [str(run.config.get(name)) for name in _SAME_LOSSES] for run in runs}
     references = {}
     for run in runs:
+        # A run with settings of its own is not its own reference: its note names what differs from
+        # the first candidate.
         alone = sum(settings == kept[run.name] for settings in kept.values()) == 1
         equal = [c for c in candidates if kept[c.name] == kept[run.name] and not alone]
         if candidates:

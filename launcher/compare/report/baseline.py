@@ -159,6 +159,7 @@ def _slower(before: Mapping[str, Row], now: Mapping[str, Row]) -> tuple[list[str
 def _relative(figures: Row, reference: Row) -> dict[str, float]:
     low, middle, high = _QUARTILES
     return {
+        # the widest range of the quotient
         low: figures[low] / reference[high],
         middle: figures[middle] / reference[middle],
         high: figures[high] / reference[low],

@@ -43,6 +43,7 @@ def find_runs(patterns: Sequence[str]) -> dict[str, FoundRun]:
             )
         for run in inside:
             path = run.path.resolve()
+            # found as a folder and as a sweep's cell: the cell's row knows more
             if path not in found or run.cell is not None:
                 found[path] = FoundRun(path=path, cell=run.cell, notes=run.notes)
     names = unique_tails(found)
@@ -60,7 +61,7 @@ def _found_in(path: Path) -> list[FoundRun]:
     found: dict[Path, FoundRun] = {}
     damaged: set[Path] = set()
     for name, inside, files in os.walk(path):
-        inside.sort()
+        inside.sort()  # a cell before its attempts, which are noted on it
         folder = Path(name)
         if any(mark in files for mark in MARKS):
             inside.clear()  # a run folder contains no further runs

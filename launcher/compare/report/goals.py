@@ -33,7 +33,7 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
     """Return the names of the (memory, throughput) points that no other point dominates."""
     front, best = set(), (0.0, float("-inf"))
     for name, point in sorted(points.items(), key=lambda p: (p[1][0], -p[1][1])):
-        if point[1] > best[1] or point == best:
+        if point[1] > best[1] or point == best:  # equal points do not dominate each other
             front.add(name)
             best = point
     return front

@@ -174,6 +174,7 @@ def load_runs(found: dict[str, FoundRun]) -> list[Run]:
 def _load(name: str, found: FoundRun) -> Run:
     try:
         run = load_run(name, found)
+        # compared alone, so that content that breaks the comparison costs this run only
         Report([run])
     except Exception as error:  # files can hold anything, and one run must not fail the others
         return unreadable_run(name, found, error)

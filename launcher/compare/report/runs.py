@@ -165,7 +165,7 @@ def _timelines(records: Sequence[OfRank]) -> list[DeviceSamples]:
 
 def _text(file: Path, notes: list[str]) -> str:
     try:
-        if not file.is_file():
+        if not file.is_file():  # reading a FIFO or a device may never end
             raise OSError(0, "not a file")
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

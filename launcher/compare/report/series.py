@@ -17,6 +17,7 @@ from launcher.measure.records import WARMUP_STEPS
 Floats = NDArray[np.float64]
 
 FEWEST = 5  # steps needed for quartiles
+# Records begin with `kind`, so that steps are recognised without parsing each line twice.
 STEP_PREFIX = '{"kind": "step", '
 STEP_PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
 EXPERTS = ("expert_load_max", "expert_entropy")
@@ -153,7 +154,7 @@ def timeline(rank: int, samples: Sequence[Mapping[str, Any]]) -> DeviceSamples:
     """Aggregate `gpu` records (at least one) into at most BUCKETS intervals of equal length."""
     samples = sorted(samples, key=lambda sample: float(sample["t_s"]))
     end_s = float(samples[-1]["t_s"])
-    width_s = max(end_s / BUCKETS, 1e-9)
+    width_s = max(end_s / BUCKETS, 1e-9)  # one sample at 0 s has no width
     buckets: dict[int, list[Mapping[str, Any]]] = {}
     for sample in samples:
         index = min(int(float(sample["t_s"]) / width_s), BUCKETS - 1)

@@ -114,6 +114,7 @@ def _settle(
         row.reason = (
             f"stopped after {duration_s / 60:.1f} minutes while in {phase}: raise --timeout-minutes"
         )
+    # with another exit code "preempted" is of the attempt that this one resumed
     elif state == "failed" or (state == "preempted" and code in STOPPED_CODES):
         row.state = state
     elif duration_s is not None:

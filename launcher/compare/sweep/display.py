@@ -141,7 +141,7 @@ class SweepDisplay:
             status = RunFolder(self._folder.run_folder(row.name)).read_status()
             phase = status.get("phase", phase)
             with open(self._folder.log(row.name), "rb") as log:
-                log.seek(max(0, log.seek(0, 2) - 2000))
+                log.seek(max(0, log.seek(0, 2) - 2000))  # its last 2000 bytes
                 last = next(iter(log.read().decode(errors="replace").splitlines()[::-1]), "")
         return f"{phase}: {last}"
 

@@ -186,6 +186,7 @@ def _cell(
     meant = expand_strategy(choice, flags) if choice else {}
     variant = VARIANTS.get(choice.partition("+")[0])
     try:
+        # fsdp+cpu means offload_param cpu, too, which a cell may set otherwise
         for key in meant.keys() & flags.keys() - {"strategy"}:
             if str(flags[key]) != str(meant[key]):
                 raise UserError(f"{choice} means {flag(key)} {meant[key]}, not {flags[key]}")

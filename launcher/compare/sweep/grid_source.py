@@ -213,7 +213,7 @@ def _check_axis(where: str, key: Any, values: Sequence[Any]) -> None:
         raise UserError(f"{where}: {key} is not for a grid, each cell has its own run folder")
     seen: set[str | float] = set()
     for value in map(str, values):
-        same = float(value) if is_number(value, float) else value
+        same = float(value) if is_number(value, float) else value  # 1e-3 is 0.001
         if same in seen:
             raise UserError(f"{where} {key}: {value} is given twice, leave one out")
         seen.add(same)

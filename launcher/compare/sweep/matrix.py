@@ -34,7 +34,7 @@ _Note = tuple[list[str], list[str]]  # words of the merged sentence, and the sen
 _BF16: Final = {"precision": "bf16"}
 _LOW_WEIGHTS: Final = next(p for p, known in PRECISIONS.items() if not known.keeps_fp32)
 _DISK: Final = {"nvme_path": Path("DIR")}
-_ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}
+_ACCUMULATED: Final = {"micro_batch": 2, "global_batch": 8}  # twice on RANKS ranks
 # The options that turn the decoder into Llama, Qwen and Mistral, all at once.
 ROPE_DECODER: Final = {
     **{"position": "rope", "norm": "rms", "activation": "swiglu", "d_ff": 96, "tied": False},

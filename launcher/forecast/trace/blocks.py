@@ -146,6 +146,7 @@ def _representative_blocks(kinds: Sequence[str]) -> tuple[list[int], list[int]]:
     stands for it, with the same neighbours; and for every block, which of them that is."""
     last = len(kinds) - 1
     padded = [*_NEIGHBOURS * [kinds[0]], *kinds, *_NEIGHBOURS * [kinds[-1]]]
+    # what decides a block's events: its place at an end, its kind, its neighbours' kinds
     around = [(n == 0, n == last, *padded[n : n + 2 * _NEIGHBOURS + 1]) for n in range(len(kinds))]
     few: list[int] = []
     among: Counter[tuple[object, ...]] = Counter()
@@ -187,6 +188,7 @@ def on_host(trace: MicroBatch) -> MicroBatch:
     for place, events in trace.backward:
         if place.part == "block_backward":
             arriving = [place.layer - 1] if place.layer else []
+            # a block's backward fetches the input of the one before; the last block's, its own too
             if place.layer == max(inputs):
                 arriving.insert(0, place.layer)
             key = inputs[place.layer].key
@@ -229,7 +231,7 @@ def _expanded(trace: Trace, traced: Sequence[int], representatives: Sequence[int
     for parameter, allocation, where, at in trace.gradients:
         for place in instances(where):
             key = keys[relative(allocation[0], where, place), allocation[1]]
-            left.discard(key)
+            left.discard(key)  # whether a gradient lives on is the strategy's matter
             events[place].append((at, Gradient(key, renamed(parameter, where, place))))
     for mark, where, at in trace.marks:
         for place in instances(where):
@@ -266,7 +268,7 @@ def _relative(other: Place, template: Place, instance: Place, traced: Sequence[i
     if not other.part.startswith("block"):
         return other
     if template.part.startswith("block"):
-        return Place(other.part, instance.layer + other.layer - template.layer)
+        return Place(other.part, instance.layer + other.layer - template.layer)  # same distance
     return Place(other.part, traced[other.layer])
 
 
@@ -283,6 +285,7 @@ def _inputs(trace: MicroBatch) -> dict[int, Allocated]:
     return {
         place.layer: event
         for place, events in trace.forward
+        # reversed, so that a block's first such event is the one that stays in the dict
         for event in reversed(events)
         if isinstance(event, Allocated)
         and place.part == "block"

@@ -66,6 +66,7 @@ def compiled(
         return compile_graph(graph, inputs, inner_compile=partial(_without_kernels, recorder))
 
     compile_: Any = partial(torch.compile, backend=backend, dynamic=False)
+    # one function for all blocks, so that dynamo compiles it once
     forward = compile_(_anew(type(blocks[0]).forward))
     for block in blocks:
         own = vars(block).get("forward")  # of a block of transformers that is recomputed
@@ -118,12 +119,13 @@ class _Graph:
         self.inputs = [node for node in nodes if node.op == "placeholder"]
         self.outputs = [node if isinstance(node, Node) else None for node in nodes[-1].args[0]]
         self.kernels = kernels_of(nodes)
+        # kernel after which a tensor is freed; unread inputs go with the first
         last = dict.fromkeys(self.inputs, 0)
         for number, kernel in enumerate(self.kernels):
             last |= dict.fromkeys([*kernel.reads, *kernel.writes], number)
         for node in self.outputs:
             if node is not None:
-                last.pop(owner_of(node), None)
+                last.pop(owner_of(node), None)  # the caller holds it
         self.ends: list[list[Node]] = [[] for _ in self.kernels]
         for node, number in last.items():
             self.ends[number].append(node)

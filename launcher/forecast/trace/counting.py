@@ -51,6 +51,8 @@ class WorkCounter:
             return
         here, kind = self.works[self.place, self.repeat], kind_of(func)
         if kind == "collective":
+            # The whole tensor is the larger one: the result of a gather, the operand of a
+            # reduce-scatter.
             here.sent[COLLECTIVES[name_of(func)], max(args[0].nbytes, out.nbytes)] += 1
             return
         here.operators += 1
@@ -93,7 +95,7 @@ class WorkCounter:
         *batch, rows, inner = left.shape
         sizes = (batch[0] if batch else 1, rows, right.size(-1), inner)
         self.here.products[Product(*sizes, out.element_size(), fp8)] += 1
-        if total is not None and total.dim() > 1:
+        if total is not None and total.dim() > 1:  # a bias is small beside the product
             self.here.copied_bytes[total.nbytes] += 1
 
     def _grouped_products(self, name: str, args: Any, out: Any) -> None:
@@ -111,11 +113,12 @@ class WorkCounter:
         for each gradient that is asked for."""
         backward = name.endswith("backward")
         result, weight = (args[0], args[2]) if backward else (out, args[1])
+        # positions in the schemas of aten::convolution and convolution_backward
         transposed, groups = (args[7], args[9]) if backward else (args[6], args[8])
         places = (args[1] if backward else args[0]) if transposed else result
         rows = places.numel() // places.size(1)
         columns, inner = weight.size(0) // groups, weight[0].numel()
-        times = sum(args[10][:2]) if backward else 1
+        times = sum(args[10][:2]) if backward else 1  # output_mask: input, weight, bias
         for _ in range(times):
             product = Product(groups, rows, columns, inner, result.element_size())
             self.here.products[product] += 1
@@ -128,11 +131,12 @@ class WorkCounter:
         at = places["is_causal"]
         causal = at < len(args) and args[at]
         batch, heads, queries, width = query.shape
+        # FLOPs of one product [queries, width] x [width, keys] for all heads
         pairs = 2 * batch * heads * queries * key.size(2) * width
         if causal and self.visible_keys is not None and self.visible_keys < key.size(2):
             pairs = 2 * batch * heads * queries * self.visible_keys * width
         elif causal:
-            pairs //= 2
+            pairs //= 2  # kernels skip the tiles above the diagonal
         return int(5 * pairs if backward else 2 * pairs)
 
 
@@ -158,6 +162,7 @@ def as_kernel(compute: Callable[[], T], *read: Tensor) -> T:
     """Return what `compute` does, counted as one kernel that reads `read` and writes the result."""
     if not _counts():
         return compute()
+    # The operators that stand for the kernel here must not be counted as well.
     with paused():
         out = compute()
     here = _active[-1].here

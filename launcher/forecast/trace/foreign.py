@@ -94,7 +94,7 @@ class _GroupedProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         rows, weight = ctx.saved_tensors
-        if rows is None:
+        if rows is None:  # frozen experts
             product = torch.ops.transformers.grouped_mm_fallback
             return product(grad, weight.mT, ctx.offs), None, None
         both = torch.ops.transformers.grouped_mm_fallback_backward

@@ -72,10 +72,11 @@ class _Fp8Linear(torch.autograd.Function):
 
 def _in_fp8(tensor: Tensor) -> Tensor:
     tensor.abs()  # of which the largest gives the scale
-    scaled = tensor.to(torch.float32) * 1.0
-    return scaled.clamp(-1.0, 1.0).to(torch.uint8)
+    scaled = tensor.to(torch.float32) * 1.0  # by a scale
+    return scaled.clamp(-1.0, 1.0).to(torch.uint8)  # one byte, as fp8 has
 
 
+# `*_`: operands in fp8, which live as long as the product takes
 def _fp8_product(like: Tensor, left: Tensor, right: Tensor, *_: Tensor) -> Tensor:
     """The result beside its operands."""
     result = like.new_empty(left.size(0), right.size(1))
@@ -116,6 +117,7 @@ class _Fp8Graph(torch.autograd.Function):
 
 def _scaled(tensor: Tensor, dtype: torch.dtype) -> _Scaled:
     most = torch.finfo(dtype).max
+    # as torchao: in fp64, so that compiled and eager code round alike; 1e-12 is its EPS
     largest = torch.max(torch.abs(tensor)).to(torch.float64)
     scale = (most / torch.clamp(largest, min=1e-12)).to(torch.float32)
     multiplied = tensor.to(torch.float32) * scale

@@ -108,11 +108,13 @@ def kernels_of(nodes: list[Any]) -> list[Kernel]:
     """List the kernels of a graph, in its order."""
     calls = [n for n in nodes if n.op == "call_function" and n.target is not getitem]
     calls = [node for node in calls if not _is_view(node) and not _is_empty(node)]
+    # in memory: results of the graph, and what kernels that are not fused read and return
     written = {owner_of(node) for node in nodes[-1].args[0] if isinstance(node, Node)}
     for node in calls:
         if not _is_fused(node):
             written |= {owner_of(read) for read in _operands(node)} | {*_tensors(node)}
     found: list[Kernel] = []
+    # fused node -> the tensors in memory that it is computed from, through other fused nodes
     sources: dict[Node, set[Node]] = {}
     fused: dict[Node, Kernel] = {}
     for node in calls:
@@ -140,7 +142,7 @@ def launched(kernels: Iterable[Kernel]) -> list[list[Kernel]]:
     """Put fused kernels together that follow each other and write as many elements."""
     found: list[list[Kernel]] = []
     for kernel in kernels:
-        last = found[-1][0] if found else kernel
+        last = found[-1][0] if found else kernel  # itself where none came before
         fused = last is not kernel and last.fused and kernel.fused
         if fused and numel(last.writes[0]) == numel(kernel.writes[0]):
             found[-1].append(kernel)
@@ -156,6 +158,7 @@ def moved_bytes(kernels: Sequence[Kernel]) -> list[int]:
     for node in {node for kernel in kernels for node in kernel.seen}:
         value, owner = node.meta["val"], owner_of(node)
         if owner not in writes and not is_generator_state(value):
+            # views of the same range of a tensor are read once
             parts[owner][value.storage_offset(), value.numel()] = value.nbytes
     read = [min(o.meta["val"].nbytes, sum(sizes.values())) for o, sizes in parts.items()]
     return [*(node.meta["val"].nbytes for node in writes), *read]

@@ -34,7 +34,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, _ = ctx.saved_tensors
-        of_x, of_weight, of_bias = (*ctx.needs_input_grad, False)[:3]
+        of_x, of_weight, of_bias = (*ctx.needs_input_grad, False)[:3]  # two without a bias
         grad_x = grad.matmul(weight) if of_x else None
         grad_weight = None
         if of_weight:

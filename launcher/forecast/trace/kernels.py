@@ -103,6 +103,8 @@ def gpu_kernels(
         return torch.native_dropout(x, p, train=True)[0] if training and p > 0.0 else x
 
     if own_kernel:
+        # Causal attention without a window keeps the same; the counter subtracts what the window
+        # skips.
         counter.visible_keys = model.window
         model = replace(model, attention="auto", window=None)
     elif model.sdpa_backend in ON_GPUS_ONLY:
@@ -156,6 +158,7 @@ def _attend(
     if composed and not torch.compiler.is_compiling():
         return _composed_attention(q, k, v, attn_mask, dropout_p, **how)
     dropped = dropout_p if composed else 0.0
+    # fp32 takes the memory-efficient kernel, which does not pad
     missing = 0 if own_kernel or composed or computed.itemsize > 2 else -q.size(-1) % 8
     if not missing:
         return attention(q, k, v, attn_mask=attn_mask, dropout_p=dropped, **how)

@@ -32,6 +32,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         _, weight, _ = ctx.saved_tensors
+        # in place, the default of LigerRMSNorm
         return grad, torch.empty_like(weight) if ctx.needs_input_grad[1] else None
 
 

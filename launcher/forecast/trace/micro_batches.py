@@ -63,6 +63,7 @@ def trace_of(
         return record_trace(model, compute, micro_batch, seq_len, rank, sums)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
     tiles = _tiles(model, micro_batch * seq_len, rank)
+    # One template serves all GPUs: `filled` computes partial sums by the threads of this one.
     recorded_as = replace(compute, resident_threads=0)
     template = _template(
         model, recorded_as, seq_len, rank, chunked=chunked, tiles=min(tiles, COMPUTED_TILES + 1)
@@ -91,7 +92,7 @@ def work_of(
     What makes bytes differ from a multiple of the micro-batch is no matter here: a copy more or
     less of a single sequence.
     """
-    compute = replace(compute, resident_threads=0)
+    compute = replace(compute, resident_threads=0)  # which change memory only
     if not _grows_in_proportion(model, seq_len, rank):
         return _recorded_work(model, compute, micro_batch, seq_len, rank)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
@@ -101,6 +102,7 @@ def work_of(
         return filled_work(record(tiles=tiles), dimensions)
     two, three = (filled_work(record(tiles=n), dimensions) for n in (2, 3))
     # Each tile but the last adds as much as the others.
+    # Linear in the number of tiles: three + (tiles - 3) * (three - two).
     return {
         place: work.plus(work, times=tiles - 3).plus(two[place], times=3 - tiles)
         for place, work in three.items()
@@ -167,7 +169,7 @@ def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRa
     return (
         seq_len % ranks == 0  # else not of every micro-batch
         and seq_len >= _FEWEST_TOKENS * ranks
-        and 4 * _micro_batch(model, seq_len) * seq_len * per_token < _MOST_BYTES
+        and 4 * _micro_batch(model, seq_len) * seq_len * per_token < _MOST_BYTES  # bytes in fp32
     )
 
 
@@ -212,6 +214,7 @@ def _template(
     rows, passed_rows = _local_rows(model, micro_batch * seq_len, rank), 0
     if chunked:
         primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, 3, above=micro_batch)
+        # The config counts rows of all ranks, of which each rank has `rows`.
         loss_chunk = micro_batch * seq_len // rows * primes["chunk"]
     if tiles == 1:
         model = replace(model, mlp_tile=rows)
@@ -237,9 +240,10 @@ def _prime_chunks(
     """Rows of each of `count` chunks but the last, a prime, and of the last one, which make so
     many: a prime, too, but for a power of two."""
     is_prime = _sympy().isprime
+    # from a last chunk of half a chunk on: (count - 1/2) * chunk = rows
     for chunk in range(2 * rows // (2 * count - 1), above, -1):
         last = rows - (count - 1) * chunk
-        odd = last // (last & -last)
+        odd = last // (last & -last)  # without its power of two
         if chunk != unlike and odd > above and is_prime(chunk) and is_prime(odd):
             return chunk, last
     raise AssertionError(f"{rows} rows have no chunks above {above}")

@@ -72,7 +72,7 @@ def moved_bytes(func: Any, args: Any, out: Any) -> list[int]:
     name = name_of(func)
     written = [tensor.nbytes for tensor in tensors_in((out,))]
     if name == _FUSED_LOSS:
-        return [*3 * [args[0].nbytes], *written]
+        return [*3 * [args[0].nbytes], *written]  # two reads and a write, in place
     if name in _SCATTER:
         return 2 * [args[2].numel() * args[0].element_size()]
     if name in _LOOK_UP:

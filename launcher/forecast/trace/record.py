@@ -60,6 +60,7 @@ class Recorder(LiveTrace):
         super().__init__(names_modules=False)
         self._on_gpu = compute.device_type == "cuda"
         self._partial_bytes = partial_bytes
+        # (earlier gradient, sum) of the last addition, until the next allocation or free
         self._just_added: tuple[LiveStorage, LiveStorage] | None = None
         self.work = WorkCounter()
         self.place = self.work.place
@@ -87,6 +88,7 @@ class Recorder(LiveTrace):
         """Take note of what is there already, and would be seen first through a view."""
         for tensor in tensors:
             self._see(tensor)
+        # they were not allocated within the trace
         self._allocations.clear()
         self._ticks.clear()
         self._numbers.clear()
@@ -114,6 +116,7 @@ class Recorder(LiveTrace):
         for live, (allocation, at, size_bytes) in self._allocations.items():
             place = allocation[0]
             end = self._ends.get(live)
+            # saved: allocated forwards and freed backwards, or not at all
             outlives = end is None or end[0].part.endswith("backward")
             saved = outlives and not place.part.endswith("backward")
             found.append(Lifetime(allocation, size_bytes, saved, at, end))
@@ -122,6 +125,7 @@ class Recorder(LiveTrace):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE_OF:  # autograd asks for it more often than for all else
             fake = args[0]
+            # as FakeTensor answers in its own dispatch
             return _META if fake.fake_mode.in_kernel_invocation else fake.fake_device
         if self._on_gpu and func is torch.ops.aten.native_layer_norm.default:
             out = self._ran(layer_norm, args, kwargs)
@@ -204,6 +208,7 @@ def record_trace(
                 blocks = list(parts_of(module).blocks)
                 around.enter_context(compiled(blocks, recorder, compute.kept_share))
             if compute.device_type != "cpu":  # a CPU's kernels are not tuned
+                # blocks share compiled code: the first to run, either way, tunes the kernels
                 last = Place("block_backward", model.layers - 1)
                 recorder.first_compiled = (Place("block"), last)
             around.enter_context(few_repeats(recorder.work, passed_rows))
@@ -213,7 +218,7 @@ def record_trace(
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compute.autocast):
                 loss = module(*inputs)
             recorder.enter(Place("head_backward"))
-            (loss * 1.0).backward()
+            (loss * 1.0).backward()  # times 1 / accumulation in an engine: one more storage
         lifetimes = recorder.lifetimes()
     work = recorder.work
     return Trace(
@@ -255,6 +260,8 @@ def _follow(module: nn.Module, recorder: Recorder) -> None:
         if recorder.place.part.endswith("backward"):
             return  # recomputed
         recorder.enter(Place("block", layer))
+        # The gradient of a block's input is the last result of its backward: what follows belongs
+        # to the block before.
         before = Place("block_backward", layer - 1) if layer else Place("embed_backward")
         _mark_backward(inputs[0], recorder, before)
 

@@ -40,7 +40,7 @@ def _few_chunks(work: WorkCounter) -> Iterator[None]:
             yield chunk
         work.repeat = "last_chunk"
         yield chunks[-1]
-        work.repeat = "once"
+        work.repeat = "once"  # what the head does behind its chunks
 
     head_loss.row_chunks = few
     try:

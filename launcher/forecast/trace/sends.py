@@ -55,5 +55,5 @@ class _Counted(TensorGroup):
 
 def _in_graph(kind: str, x: Tensor, *how: object) -> Tensor:
     """Return what will have been received; no group is asked while a graph is made."""
-    received: Tensor = getattr(torch.ops._c10d_functional, kind)(x, *how, "")
+    received: Tensor = getattr(torch.ops._c10d_functional, kind)(x, *how, "")  # no group's name
     return received

@@ -47,7 +47,7 @@ class Shortened:
                 held[event.key] = event.size_bytes
                 level += event.size_bytes
             elif type(event) is Freed or type(event) is Gradient:
-                level -= held.pop(event.key, 0)
+                level -= held.pop(event.key, 0)  # 0 off the device, and once a gradient is gone
         return highest
 
 
@@ -73,7 +73,7 @@ def shortened(trace: MicroBatch, *, whole_blocks: bool) -> Shortened:
                     changes.append((event.key, size_bytes, size_bytes, event.category))
                 continue
             if isinstance(event, Freed) and event.key not in single:
-                if allocated := lifetimes.pop(event.key, None):
+                if allocated := lifetimes.pop(event.key, None):  # else it was empty
                     changes.append((event.key, 0, -allocated.size_bytes, allocated.category))
                 continue
             if changes:

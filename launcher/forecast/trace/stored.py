@@ -89,6 +89,7 @@ def stored_template(
         and model.kv_head_count > 1  # else what is transposed need not be copied
         and model.d_model <= MOST_WIDTH
         and model.head_size % 8 == 0  # else a kernel may not take them
+        # at other lengths the rows of a window's mask are padded
         and (not _is_windowed(model, seq_len) or seq_len % ROW_ALIGNMENT == 0)
         and compute == _compute_as_described(compute)
     )

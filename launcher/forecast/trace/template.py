@@ -109,6 +109,7 @@ def template_of(
 
 def filled_work(template: Template, dimensions: Dimensions) -> dict[Place, Work]:
     """Work of each segment of these dimensions, among them `chunks` of the loss."""
+    # partial sums are memory, and no work
     found = [s.bytes(dimensions) if isinstance(s, Size) else 0 for s in template.sizes]
     return segment_work(template.trace.works, dimensions["chunks"], found.__getitem__)
 
@@ -121,6 +122,7 @@ def segment_work(
     Args:
         number: what to put in the place of each size.
     """
+    # A loss of one chunk runs its last one alone. `last_chunk` comes once in any case.
     repeats = {"once": 1, "first_chunk": min(1, chunks - 1), "chunk": max(0, chunks - 2)}
     found: dict[Place, Work] = {}
     for (place, repeat), work in works.items():
@@ -179,10 +181,11 @@ def loss_chunks(
     ranks = 1 if rank is None else rank.size
     chunk = model.loss_chunk
     if chunk is None:
-        vocab_size = -(-model.vocab_size // ranks)
+        vocab_size = -(-model.vocab_size // ranks)  # the largest shard
         how = {"fused": fused and rank is None, "on_host": not fused and rank is None}
         chunk = automatic_chunk_rows(rows, vocab_size, model.d_model, **how)
     own_rows = local_rows(model, rows, ranks)
+    # A chunk is in rows of all ranks; without chunks (0) it is all of them.
     own_chunk = -(-(chunk or rows) * own_rows // rows)
     count = -(-own_rows // own_chunk)
     return own_chunk, own_rows - (count - 1) * own_chunk, count
@@ -194,6 +197,7 @@ def _chunks_left_out(template: Template, chunks: int) -> set[int]:
     first, last = (_of_head(template, name) for name in ("chunk", "last_chunk"))
     if chunks >= CHUNKS or not first:
         return set()
+    # Each of the first two chunks allocates equally often: the second begins in the middle.
     until = first[len(first) // 2] if chunks == 2 else last[0]
     return {
         number

@@ -42,6 +42,7 @@ def as_json(template: Template) -> dict[str, Any]:
         (
             *(PARTS.index(place.part), place.layer, repeat),
             [[*product, times] for product, times in work.products.items()],
+            # no fused bytes, no collectives: stored structures are neither compiled nor sharded
             *([*counter.items()] for counter in _counters(work)),
             *(work.operators, work.kernels),
         )

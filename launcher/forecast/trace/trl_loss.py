@@ -38,6 +38,7 @@ class _Loss(torch.autograd.Function):
         tile = _tile(hidden, ctx.computed)
         for rows, words in _tiles(hidden, weight, ctx.computed):
             part = tile[: rows.size(0), : words.size(0)]
+            # The logits again, then a product for each gradient, of as many FLOPs.
             for _ in (None, *(each for each in sums if each is not None)):
                 note_product(rows, words.t(), part)
         # The tile is there until the sums have been cast.

@@ -59,6 +59,7 @@ def partial_sums_bytes(
     """
     while rows * columns * element_bytes > _MOST_INDEXED_BYTES:
         rows = -(-rows // 2)
+    # output_vec_size, block_width and block_height of its ReduceConfig; 512 is MAX_NUM_THREADS
     vector = math.gcd(columns, 4)
     most_threads = 512 // vector
     widest = min(_power_of_two(columns // vector), most_threads)
@@ -66,12 +67,13 @@ def partial_sums_bytes(
     width = min(widest, most_threads // height)
     rows_per_thread = -(-rows // height)
     across = -(-(columns // vector) // width)
-    blocks_at_a_time = resident_threads // (width * height)
+    blocks_at_a_time = resident_threads // (width * height)  # target_grid_size
     if rows_per_thread < 256 or across > blocks_at_a_time:
         return 0
+    # ctas_per_output: each thread sums 16 to 256 values
     down = min(-(-blocks_at_a_time // across), -(-rows_per_thread // 16))
     down = max(down, -(-rows_per_thread // 256))
-    return 4 * columns * vector * width * down if down > 1 else 0
+    return 4 * columns * vector * width * down if down > 1 else 0  # global_memory_size
 
 
 def _power_of_two(number: int) -> int:

@@ -42,6 +42,8 @@ class DdpBuffers(Whole):
 
     def begin_forward(self, *, last: bool) -> None:
         super().begin_forward(last=last)
+        # Once, before the forward that follows the first reduced backward; old and new buckets are
+        # there together.
         if self._arrived and not self._rebuilt:
             self._rebuilt = True
             before = self._buckets

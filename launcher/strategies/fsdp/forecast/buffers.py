@@ -177,7 +177,7 @@ class FsdpBuffers(Buffers):
             self._gather(self.blocks[before - 1])
 
     def _gather(self, group: ShardedGroup) -> None:
-        if group.gathered or group.gathering:
+        if group.gathered or group.gathering:  # prefetched, or never freed
             return
         group.gathering = True
         if self.ranks == 1:
@@ -246,6 +246,8 @@ class FsdpBuffers(Buffers):
         if self.casts and group.accumulated:
             for p in group.trained:  # added to what the window has
                 self.timeline.free(("grad", p.name))
+        # torch keeps the input of one reduce-scatter alive until the next
+        # (reduce_scatter_max_input_buffers is 1).
         self.timeline.free(self._scattering)
         elements = self._padded_sum(group.trained)
         if elements == 0:
@@ -286,7 +288,7 @@ class FsdpBuffers(Buffers):
 
     def _accumulate(self, group: ShardedGroup) -> None:
         """Add up bf16 micro-batches without communication in fp32."""
-        if not self.casts:
+        if not self.casts:  # then `gradient` has added up already
             return
         for p in group.trained:
             if not group.accumulated:

@@ -94,6 +94,7 @@ class Coordinator:
         own = self._of_module[module]
         if not self._recorded:
             self._order.append(module)
+        # a module's own parameters come in one gather, prefetched ones in another
         missing = [p for p in own if p.name not in self._available and p.name not in self._gathers]
         self._gather(missing)
         for p in own:
@@ -114,6 +115,7 @@ class Coordinator:
         """A module is left."""
         own = self._of_module[module]
         going = {p.name for p in own}
+        # before the record is complete all parameters of a module go, persistent ones included
         if self._recorded and own:
             going = self._not_needed_soon(module, own, going - self._persistent)
         if not forward:
@@ -144,6 +146,7 @@ class Coordinator:
             expected.discard(p.name)
 
     def _prefetch(self) -> None:
+        # Parameters are taken until there is enough: the last one may go beyond the bucket's size.
         most = min(self._live_elements - self._live, self._prefetch_elements)
         wanted: list[Parameter] = []
         elements = 0
@@ -166,6 +169,7 @@ class Coordinator:
             self._gathers[p.name] = gather
         if self._in_place:
             return
+        # A parameter alone is gathered into its own padded memory, without a flat buffer.
         if self._ranks == 1 or len(parameters) == 1:
             for p in parameters:
                 self._allocate(p, self._padded(p))
@@ -181,6 +185,8 @@ class Coordinator:
             gather.complete = True
             for other in gather.parameters:
                 if self._ranks > 1 and len(gather.parameters) > 1:
+                    # AllGatherCoalescedHandle.wait copies all its parameters out of the flat
+                    # buffer, which lives until the last of them has been waited for.
                     self._allocate(other, other.elements)
                 self._available.add(other.name)
         gather.waiting.discard(p.name)

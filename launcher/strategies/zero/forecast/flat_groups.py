@@ -51,6 +51,7 @@ class FlatGroups:
             for p in group:
                 end = start + p.elements
                 self.owners[p.name] = owners = {
+                    # a parameter that lies across an edge has several owners
                     owner: min(end, (owner + 1) * partition) - max(start, owner * partition)
                     for owner in range(start // partition, (end - 1) // partition + 1)
                 }
@@ -147,6 +148,7 @@ class FlatBuffers(ZeroBuffers, Whole):
         timeline.allocate(("param", number), whole_bytes, "params")
         timeline.free("end to end")
         self._drop_built(number)
+        # of `.clone().to(device, dtype)`: where `to` copies nothing the clone is the master itself
         if element != self.stored or self.offloaded:
             timeline.allocate("clone", element * partition, "temporary")
         size_bytes = self.stored * partition

@@ -62,7 +62,7 @@ class Zero3(ZeroBuffers):
             self._drop_born()
             timeline.empty_cache()
         timeline.allocate("param", self.element * total, "params", where=where, pinned=pins)
-        self._drop_born()
+        self._drop_born()  # on a CPU they go only now
         self._build_optimizer(total)
 
     def _drop_born(self) -> None:
@@ -100,6 +100,7 @@ class Zero3(ZeroBuffers):
             self.transient(FP64 * largest)  # the gradient norm
         for number, elements in enumerate(self.groups):
             if not self.offloaded:
+                # its gradients end to end, in the type of the master weights
                 self.timeline.allocate("flat", self.stored * elements, "temporary")
             self.update_piece(number, elements)
             self.timeline.free("flat")
@@ -127,6 +128,7 @@ class Zero3(ZeroBuffers):
             timeline.free("converted")
         if self.rank.device_type != "cpu":
             self._move_kept_masters()
+        # `gradient_buffer` of initialize_optimizer_states, as large as the largest sub-group
         timeline.allocate("spare", self.stored * max(self.groups), "temporary", where=gradients)
         if self.offloaded:
             for number, elements in enumerate(self.groups):
@@ -167,6 +169,7 @@ class Zero3(ZeroBuffers):
         if not self.in_bucket:
             return
         slices = sum(self._slice(p) for p in self.in_bucket)
+        # reduce_scatter_coalesced sends such a one from where it lies, others from a padded copy
         alone = len(self.in_bucket) == 1 and self.in_bucket[0].elements % self.ranks == 0
         if not alone:
             self.timeline.allocate(
@@ -183,6 +186,7 @@ class Zero3(ZeroBuffers):
             largest = max(self._slice(p) for p in self.in_bucket)
             fetched = (self._slice(p) for p in self.in_bucket if p.name not in self.kept_names)
             size_bytes = self.grad_element * max(fetched, default=0)
+            # partition_grads fetches each host gradient, to add to it and take its norm on the GPU
             self.timeline.allocate("fetched", size_bytes, "temporary", stream="reduce")
             self.transient((FP64 if self.last else 0) * largest, stream="reduce")
             self.timeline.free("fetched")

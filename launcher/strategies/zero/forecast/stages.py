@@ -87,6 +87,7 @@ class Zero12(FlatBuffers):
         if self.offloaded:
             largest = max(p.elements for p in self.trained)
             size_bytes = self.element * largest
+            # temp_grad_buffer_for_cpu_offload and temp_grad_buffer_for_gpu_offload
             timeline.allocate("on host", size_bytes, "grads", where="host", pinned=self.rank.pins)
             # Temporary, since the ledger that measures does not know this one either.
             timeline.allocate("on device", size_bytes, "temporary")
@@ -134,7 +135,7 @@ class Zero12(FlatBuffers):
                     if self.element != self.stored:
                         timeline.allocate("flat in fp32", FP32 * partition, "temporary")
                         timeline.free("flat")
-                if number == len(partitions) - 1:
+                if number == len(partitions) - 1:  # it has the gradients of all groups
                     timeline.free("kept")
             self.update_piece(number, partition)
             timeline.free("flat")
@@ -158,6 +159,7 @@ class Zero12(FlatBuffers):
         self.timeline.free(key)
 
     def _open_bucket(self) -> None:
+        # overlap_comm: one bucket is filled while the other one is reduced
         for number in range(2 if self.overlaps else 1):
             if not self.timeline.has(("ipg", number)):
                 size_bytes = self.bucket_element * self.bucket
@@ -234,6 +236,7 @@ class Zero12(FlatBuffers):
             if self.element != FP32:
                 self._convert_largest(mine)
         elif not self.timeline.has("kept now"):
+            # whole gradients, those that are cut at the edges of the partition included
             elements = sum(self.by_name[name].elements for name in self.groups.mine)
             size_bytes = self.element * elements
             self.timeline.allocate("kept now", size_bytes, "grads", stream=self.stream)
