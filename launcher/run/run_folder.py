@@ -53,7 +53,7 @@ class RunFolder:
             UserError: the run to continue is still alive.
         """
         if not reopens:
-            self.path.mkdir(parents=True)
+            self.path.mkdir(parents=True)  # of two starts into one folder the slower fails here
         if not self._lock.take():
             raise UserError(in_use(self.path, self._lock.holder() or "another run"))
         text = yaml.safe_dump(config, sort_keys=False)

@@ -112,6 +112,7 @@ class Saves:
         self._journal.event(
             "resumed", checkpoint.step, checkpoint=str(checkpoint.path), changes=changes
         )
+        # Another run's checkpoint (`--resume RUN`) does not count as saved in this folder.
         if checkpoint.path.parent == self._folder:
             self._saved_step = checkpoint.step
             self._clock_step = checkpoint.step if checkpoint.extra.get("by_clock") else None
@@ -174,6 +175,7 @@ class Saves:
 
     def _save(self, step: int, engine: Engine, *, by_clock: bool = False) -> None:
         """Save now; on a GPU a thread writes."""
+        # one save at a time
         self.finish()
         self._by_clock = by_clock
         self.failure = None
