@@ -239,6 +239,7 @@ def _store(state: dict[str, Any], kind: str, part: slice, values: Tensor) -> Non
         codes, scales = quantize(values, signed=kind == "exp_avg")
         stored.copy_(codes)
         state[_scale(kind)][_blocks(part)].copy_(scales)
+    # fp32 moments: `_load` has returned a view of them, which is up to date
     elif stored.data_ptr() != values.data_ptr():
         stored.copy_(values)
 
