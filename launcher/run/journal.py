@@ -205,8 +205,8 @@ class Journal:
 
         The same all-reduce carries the agreement on stops and saves.
         """
-        # The vector: of each pending step its loss, then its tokens per expert; the requests of this
-        # rank; and for each rank its time alone and its memory in GiB, of which it fills its own.
+        # The vector: of each pending step its loss, then its tokens per expert; this rank's
+        # requests; and for each rank its time alone and memory in GiB, of which it fills its own.
         size, rank, pending = self._world.size, self._world.rank, self._pending
         step = pending[-1].step
         of_rank = [0.0] * (2 * size)
