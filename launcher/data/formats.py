@@ -130,6 +130,7 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path} example {number}", element) for number, element in elements)
         return
     with open_bytes(path) as file:
+        # at most so long: a file without line ends would fill the memory
         lines = iter(partial(file.readline, _LONGEST_LINE_BYTES), b"")
         for number, raw in enumerate(lines, start=1):
             if len(raw) == _LONGEST_LINE_BYTES:
