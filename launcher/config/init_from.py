@@ -57,6 +57,7 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
     fields = {name: value for name, value in kept.items() if value is not None}
     fields = {name: fields[name] for name in fields if name not in ("model", "decoder")}
     if model.lora is not None and config.model.lora_rank is None:
+        # the folder's adapters, not the defaults of flags that are not given
         for name in LORA:
             fields.pop(name, None)
     changes: dict[str, Any] = words | fields

@@ -44,6 +44,7 @@ class AutoMicroBatch(int):
 
     __repr__ = __str__
 
+    # for `dataclasses.asdict`: int's own copy passes a number to `__new__`
     def __deepcopy__(self, memo: object) -> Self:
         return self
 

@@ -103,7 +103,7 @@ def _decoder(
             family = family_of(document, path)
             return dataclasses.replace(family.read(document, path), **options)
         except UserError:
-            if by == "own":
+            if by == "own":  # with auto, transformers computes it
                 raise
     return _foreign(document, options)
 
