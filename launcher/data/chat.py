@@ -75,6 +75,7 @@ class ChatTemplate:
         learned = []
         for number, message in enumerate(messages):
             spoken = message["role"] == "assistant"
+            # A role beyond these is looked for in the text, as templates may drop it silently.
             if not spoken and message["role"] in _KNOWN_ROLES:
                 continue
             calls = bool(message.get("tool_calls"))

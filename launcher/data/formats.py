@@ -138,7 +138,7 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
                     f"{path} line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes: write one "
                     "JSON object per line"
                 )
-            line = raw.removeprefix(b"\xef\xbb\xbf").strip()
+            line = raw.removeprefix(b"\xef\xbb\xbf").strip()  # byte order mark
             if not line:
                 continue
             try:

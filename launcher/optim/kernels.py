@@ -91,7 +91,7 @@ def _adamw(
     step,
     found_inf,
     elements,
-    lr: tl.float64,
+    lr: tl.float64,  # Triton passes a Python float as fp32 where nothing is declared
     kept,
     BETA1: tl.constexpr,
     BETA2: tl.constexpr,
