@@ -100,6 +100,7 @@ def _model_in(
     model = choice.build()
     require_transformers(model, f"{folder}: what reads a run's weights")
     words = _words(model, choice.model)
+    # a run of our own decoder says auto
     if by not in ("auto", decoder := words["decoder"] if words["decoder"] != "auto" else "own"):
         raise UserError(
             f"{folder}: was trained with --decoder {decoder}, whose weights have other names than "

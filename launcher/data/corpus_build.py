@@ -77,7 +77,7 @@ def build_corpus(
         size = f"{survey.sample_bytes / 1e6:.1f} MB"
         report(Progress(f"training a BPE tokenizer on {size}", 0, None))
         encoder = train_bpe(survey.sample, vocab_size)
-        survey.sample.clear()
+        survey.sample.clear()  # up to 64 MB, of no use from here on
     encoder.save(directory / TOKENIZER_FILE)
     _keep_beside(tokenizer, encoder, directory)
     # ids are below the vocabulary's size
@@ -242,6 +242,7 @@ def encode(
         places = [_common_length(ids, next(encoded)) for _ in rest]
         learned = None if document.learned is None else np.zeros(len(ids), bool)
         if learned is not None:
+            # begins and ends of spans alternate
             for begin, end in zip(places[::2], places[1::2], strict=True):
                 learned[begin:end] = True
         if not document.ends_itself:

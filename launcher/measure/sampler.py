@@ -120,7 +120,7 @@ class Sampler:
             uuid=uuid,
             emit=emit,
             memory_every_s=min(0.1, period_s),
-            rest_every_s=max(1.0, period_s),
+            rest_every_s=max(1.0, period_s),  # PCIe's two take 20 ms each
             line_every_s=period_s,
         )
 

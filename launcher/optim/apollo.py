@@ -26,7 +26,7 @@ DEFAULT_RANK: Final = 64
 REFRESH_STEPS: Final = 200
 """Steps between new projections, as in the paper; moments are kept."""
 STATES: Final = ("projected_exp_avg", "projected_exp_avg_sq")
-_SMALLEST_NORM: Final = 1e-12
+_SMALLEST_NORM: Final = 1e-12  # a row may have no gradient
 _MASK: Final = 2**32 - 1
 
 

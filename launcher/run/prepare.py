@@ -70,7 +70,7 @@ def prepare(
     config, recipe = with_recipe(config, resume.source)
     if config.data.leaves_micro_batch_open:
         config = with_saved_micro_batch(config, resume.source, world_size=world_size)
-    micro_batch_open = config.data.leaves_micro_batch_open
+    micro_batch_open = config.data.leaves_micro_batch_open  # else the resumed run's
     resolved = _possible_here(
         config,
         world_size=world_size,

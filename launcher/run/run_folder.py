@@ -60,6 +60,7 @@ class RunFolder:
         config_file = self.path / "config.yaml"
         if config_file.exists() and config_file.read_bytes() != text.encode():
             _set_aside(config_file)
+        # From here on failure.json is of this start: the first of its ranks to fail creates it.
         for name in ("failure.json", "summary.json"):
             _set_aside(self.path / name)
         # Before the config: a folder without one belongs to no launch yet.

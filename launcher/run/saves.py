@@ -165,7 +165,7 @@ class Saves:
         Raises:
             SaveError: of a preempted run, which could not be resumed; otherwise it is in `failure`.
         """
-        self.finish()
+        self.finish()  # sets `_saved_step` where a save still runs
         if self._saved_step != step and (preempted or self._loop.saves_last):
             self._journal.secure()
             self._save(step, engine)
@@ -185,6 +185,7 @@ class Saves:
             "skipped_steps": self._skipped.total,
             "by_clock": by_clock,
         }
+        # with --keep, timed checkpoints are counted like the others
         replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
@@ -195,7 +196,7 @@ class Saves:
                 )
             )
 
-        if held and self._asynchronous:
+        if held and self._asynchronous:  # written by now, although a thread was to do it
             self._console.line("training waited for this save: no host memory to stage it")
 
     def _staging_bytes(self) -> int:
