@@ -176,7 +176,6 @@ class LiveTrace(TorchDispatchMode):
         """Stop recording and return the content of memory at its peak."""
         recording, self._recording = self._recording, None
         assert recording is not None
-        # twice over the events: for the moment of the peak, then for what is alive at it
         total, highest, at, phase = recording.start_bytes, recording.start_bytes, 0, "data"
         for index, (_, change, when) in enumerate(recording.events, start=1):
             total += change
@@ -213,7 +212,7 @@ class LiveTrace(TorchDispatchMode):
         )
         self._live[key] = live
         # A storage's Python object lives as long as the storage itself.
-        weakref.finalize(storage, self._gone, key).atexit = False  # else all run once more at exit
+        weakref.finalize(storage, self._gone, key).atexit = False
         self._change(live, size)
 
     def _gone(self, key: int) -> None:
