@@ -184,7 +184,7 @@ def _code(value, edges, SIGNED: tl.constexpr):
     within = (size * power - 0.1) / 0.9 * count.to(tl.float32)
     rank = count - smallest + 1 + within.to(tl.int32)  # + 1: the code of 0
     if SIGNED:
-        rank = 127 + tl.where(value < 0, -rank, rank)  # behind 127 negative codes and that of 0
+        rank = 127 + tl.where(value < 0, -rank, rank)  # 127 is the code of 0
     rank = tl.minimum(tl.maximum(rank, 0), 255)
     above = (value > tl.load(edges + rank + 1)).to(tl.int32)
     return rank + above - (value <= tl.load(edges + rank)).to(tl.int32)
