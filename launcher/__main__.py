@@ -114,7 +114,7 @@ def main() -> NoReturn:
             code = _run(verb, arguments)
     except SystemExit as end:
         if isinstance(end.code, str):
-            raise
+            raise  # Python prints the text and exits with 1
         code = end.code or ExitCode.DONE
     leave_with(code)
 
@@ -139,6 +139,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         instead = f"did you mean {close[0]}?" if close else f"use {', '.join(VERBS)}"
         print(f"shardscale: unknown verb {verb!r}: {instead}", file=sys.stderr)
         return ExitCode.REFUSED
+    # launcher.train imports torch before its `main` can answer
     if verb == "train":
         importlib.import_module("launcher.config.arguments").print_help_if_asked(arguments)
     with importing():

@@ -44,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         with Session(prepared, world) as session:
             take_steps(prepared, world, session)
+    # A UserError, too, but one that a smaller micro-batch can avoid: the search goes on.
     except TooLarge:
         leave(ExitCode.OUT_OF_MEMORY, together=False)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(error, file=sys.stderr)  # the search quotes the last line
         leave(ExitCode.REFUSED, together=False)
     except Exception as error:
         traceback.print_exception(error)

@@ -62,13 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     # ambiguous prefix of its own (`--start`).
     args.training_script_args = program_args
     ranks_per_node: int = run.determine_local_world_size(args.nproc_per_node)
+    # torch would warn, and give each rank one thread
     if ranks_per_node > 1 and "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks_per_node))
     if ours:
         with interruptible():
             return _run_training(run, args, ranks_per_node)
     if hears(signal.SIGINT):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as under torch's own
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(run.run)(args)
@@ -195,9 +196,9 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
         # The store that agents share by default outlives a restart, and ranks that read in it the
         # addresses of the dead ones fail to connect.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    args.signals_to_handle = LEFT_TO_TORCH
+    args.signals_to_handle = LEFT_TO_TORCH  # else torch's handlers replace those of `stop`
     with scratch_folder("agent") as scratch:
-        args.log_dir = args.log_dir or str(scratch)
+        args.log_dir = args.log_dir or str(scratch)  # torch never removes a folder of its own
         kills, stop = Kills.read(), AgentSignals(folder, scratch)
         stop.install()
         try:

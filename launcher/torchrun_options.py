@@ -72,6 +72,7 @@ def read_options(argv: Sequence[str]) -> Any:
         f"--monitor-interval {interval_s}",
         f"more than 0 seconds and at most {LONGEST_INTERVAL_S}",
     )
+    # torch logs a warning for an unknown name, and starts without the handler
     for name in args.signals_to_handle.split(","):
         _require(name in signal.Signals.__members__, f"--signals-to-handle {name}", "SIGTERM,...")
     _check_meeting(args)

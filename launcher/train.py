@@ -14,7 +14,7 @@ from launcher.config.arguments import print_help_if_asked
 from launcher.util.startup import importing, interruptible, outlive_readers
 
 if __name__ == "__main__":
-    print_help_if_asked(sys.argv[1:])
+    print_help_if_asked(sys.argv[1:])  # answers without importing torch
 with importing():
     import numpy as np
     import torch
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # NCCL aborts a timed-out collective; dump every thread's stack when it does.
     faulthandler.enable()
     argv = sys.argv[1:] if argv is None else argv
+    # only until `ending` handles signals: once a step has begun, SIGINT saves the run
     with interruptible():
         prepared, world = _start(argv)
     with (
@@ -74,6 +75,7 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
     except UserError as error:
         refuse(error)
     config = prepared.resolved.config
+    # A rank never plans its micro-batch: all ranks need the same one, from the agent.
     alone = "RANK" not in os.environ
     if isinstance(config.data.micro_batch, AutoMicroBatch) or (prepared.micro_batch_open and alone):
         _exec_with_micro_batch(argv, prepared)
@@ -167,6 +169,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     # Dropout differs between ranks, weights do not. Some strategies draw random numbers while they
     # build: seeding afterwards makes dropout the same under all of them.
     torch.manual_seed(loop.seed + world.rank)
+    # after the seed: a resume restores the generators of its checkpoint
     session.watch(engine)
     mesh = Mesh.of(world, resolved.config.sharding)
     positions = mesh.positions(resolved.seq_len)
@@ -191,6 +194,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     session.enter("train")
     for step in session.steps():
         with session.phase("data"):
+            # steps count from 1, global batches from 0
             mine = batches.rank_slice(step - 1, rank=mesh.data_rank, world_size=mesh.data_ranks)
             micro_batches = to_device(mine, data.micro_batch, world.device, positions)
             weights = batches.weights(
@@ -240,6 +244,8 @@ def to_device(
     def parts(array: "np.ndarray[Any, Any]") -> tuple[Tensor, ...]:
         rows = torch.from_numpy(array)
         if device.type == "cuda":
+            # Only from page-locked memory does the copy run beside the host. torch's host allocator
+            # reuses the block once the copy is done.
             rows = rows.pin_memory().to(device, non_blocking=True)
         return torch.split(rows, micro_batch)
 
@@ -249,6 +255,7 @@ def to_device(
     columns = [[part[:, :-1].contiguous() for part in tokens]]
     if sequences.targets is None:
         columns.append([part[:, 1:].contiguous() for part in tokens])
+    # given targets, then starts: the order of `Sequences`
     columns += [[*parts(array)] for array in sequences[1:] if array is not None]
     return list(zip(*columns, strict=True))
 

@@ -283,7 +283,7 @@ def _arity(annotation: Any) -> int:
     kind = _plain(annotation)
     if typing.get_origin(kind) is tuple:
         return len(typing.get_args(kind))
-    return 0 if annotation is bool else 1
+    return 0 if annotation is bool else 1  # `bool | None` takes on, off or auto
 
 
 def _expected(annotation: Any) -> str:

@@ -65,4 +65,5 @@ def untested_with_graphs(setting: Setting) -> Iterator[str]:
 
 def _flop(setting: Setting) -> int:
     products = sum(inner * outer for inner, outer in setting.model.linear_shapes)
+    # a product takes 2 FLOPs forward and 4 backward
     return 6 * products * setting.config.data.micro_batch * setting.local_seq_len

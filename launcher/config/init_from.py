@@ -57,6 +57,7 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
     fields = {name: value for name, value in kept.items() if value is not None}
     fields = {name: fields[name] for name in fields if name not in ("model", "decoder")}
     if model.lora is not None and config.model.lora_rank is None:
+        # the folder's adapters, not the defaults of flags that are not given
         for name in LORA:
             fields.pop(name, None)
     changes: dict[str, Any] = words | fields
@@ -99,6 +100,7 @@ def _model_in(
     model = choice.build()
     require_transformers(model, f"{folder}: what reads a run's weights")
     words = _words(model, choice.model)
+    # a run of our own decoder says auto
     if by not in ("auto", decoder := words["decoder"] if words["decoder"] != "auto" else "own"):
         raise UserError(
             f"{folder}: was trained with --decoder {decoder}, whose weights have other names than "

@@ -219,6 +219,7 @@ def part_of(model: shapes.ModelConfig, ranks: int, index: int = -1) -> shapes.Mo
         from launcher.model.foreign.matrices import with_part
 
         return with_part(model, (index % ranks, ranks))
+    # by default the last rank's, which is one of the largest
     begin, end = even_part(model.vocab_size, index % ranks, ranks)
     return dataclasses.replace(
         model,

@@ -208,7 +208,7 @@ def _filled(
     if strategy is None and sharding.zero is not None:
         strategy = "zero"
     elif strategy is None:
-        strategy = "ddp" if world_size > sharding.tensor_parallel else "single"
+        strategy = "ddp" if world_size > sharding.tensor_parallel else "single"  # else one replica
     steps = config.loop.steps
     if steps is None and config.loop.epochs is None:
         steps = DEFAULT_STEPS

@@ -44,6 +44,7 @@ class AutoMicroBatch(int):
 
     __repr__ = __str__
 
+    # for `dataclasses.asdict`: int's own copy passes a number to `__new__`
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
@@ -92,6 +93,7 @@ class DataChoice:
         make the global batch."""
         if self.global_batch is None or not self.leaves_micro_batch_open:
             return self.micro_batch
+        # a fraction where ranks do not divide the batch, which then is rejected with micro-batch 1
         share = self.global_batch / data_ranks
         return next((n for n in range(self.micro_batch, 0, -1) if share % n == 0), 1)
 

@@ -103,7 +103,7 @@ def _decoder(
             family = family_of(document, path)
             return dataclasses.replace(family.read(document, path), **options)
         except UserError:
-            if by == "own":
+            if by == "own":  # with auto, transformers computes it
                 raise
     return _foreign(document, options)
 
@@ -167,6 +167,7 @@ def _find(name: str) -> Path:
         path /= CONFIG
     if path.exists():
         return path
+    # a path, not ORG/NAME
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".json":
         raise UserError(
             f"there is no file {path}, give a folder with a {CONFIG}, that file, or hf:ORG/NAME"

@@ -12,6 +12,7 @@ from launcher.util.flags import read_small_file
 _TAG = "tag:yaml.org,2002:"
 _NUMBERS = {
     _TAG + "int": re.compile(r"[-+]?(0|[1-9][0-9]*)$"),
+    # 1e-3, without a point, stays text, which a field's type reads as a number
     _TAG + "float": re.compile(
         r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
     ),

@@ -89,6 +89,7 @@ class Split:
             parts = in_whole, self.learned[end:].sum(keepdims=True, dtype=np.int64)
         counts: np.ndarray = np.concatenate(parts)[: math.ceil(targets / seq_len)]
         if self.documents is not None:
+            # target n is token n + 1, and a document's first token is no target
             firsts = self.documents[self.documents > 0]
             if self.learned is not None:
                 firsts = firsts[self.learned[firsts] != 0]
@@ -110,6 +111,7 @@ class Split:
         tokens = self.tokens[places].astype(np.int64)
         targets, starts = None, None
         if self.documents is not None:
+            # number of the document that holds each input
             number = np.searchsorted(self.documents, places[:, :-1], side="right") - 1
             starts = np.maximum(self.documents[number] - places[:, :1], 0)
         if self.learned is not None or self.documents is not None:
@@ -121,6 +123,7 @@ class Split:
         if self.learned is not None:
             counted &= self.learned[places] != 0
         if self.documents is not None:
+            # first document that begins at or after each token; behind the last one none does
             following = np.searchsorted(self.documents, places)
             is_first = self.documents[np.minimum(following, len(self.documents) - 1)] == places
             counted &= ~is_first
@@ -192,10 +195,12 @@ class GlobalBatches:
         counts = self.split.target_counts(self.seq_len)
         if counts is None:
             return ()
+        # `means` counts the mean losses that are averaged: micro-batches of all ranks.
         targets, means = mine.all_targets(), self.global_batch // micro_batch
         if positions is not None:
             targets, means = targets[:, positions], means * self.seq_len // len(positions)
         counted = (targets != IGNORED_TARGET).sum(axis=1).reshape(-1, micro_batch).sum(axis=1)
+        # share of the step's targets, times the number of means
         return tuple((counted * means / counts[self.indices(step)].sum()).tolist())
 
 

@@ -65,6 +65,7 @@ def build_once(
 
 def _build(directory: Path, build: Callable[[Path, Report], None], display: _Display) -> None:
     prefix = f"{directory.name}.tmp-"
+    # of killed builders: this one holds the lock
     for leftover in directory.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     # Not mkdtemp, whose mode 0700 would lock out others who share the cache.

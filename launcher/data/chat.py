@@ -57,6 +57,7 @@ class ChatTemplate:
             return None
         special = {*loaded.all_special_tokens}
         special |= {t.content for t in loaded.added_tokens_decoder.values() if t.special}
+        # a pattern takes the first alternative that matches, and one token may begin another
         longest_first = sorted(map(re.escape, special), key=len, reverse=True)
         pattern = re.compile(rf"\s*(?:{'|'.join(longest_first)})")
         return cls(name=tokenizer, tokenizer=loaded, end_of_turn=pattern)
@@ -74,6 +75,7 @@ class ChatTemplate:
         learned = []
         for number, message in enumerate(messages):
             spoken = message["role"] == "assistant"
+            # A role beyond these is looked for in the text, as templates may drop it silently.
             if not spoken and message["role"] in _KNOWN_ROLES:
                 continue
             calls = bool(message.get("tool_calls"))
@@ -120,6 +122,7 @@ class ChatTemplate:
         self, messages: list[dict[str, Any]], number: int, tools: Any, text: str, where: str
     ) -> tuple[int, int] | None:
         """Return the span of a message's content in the rendered text, or None."""
+        # a private-use character that the text lacks: replacing the content by it shows its place
         mark = next(c for c in map(chr, range(0xE000, 0xF900)) if c not in text)
         message = {**messages[number], "content": mark}
         marked = [*messages[:number], message, *messages[number + 1 :]]

@@ -220,6 +220,7 @@ def _require_a_sequence(split: Split, name: str, data: str, seq_len: int, hint: 
 
 
 def _documents(directory: Path, name: str, split: Split, most: int) -> list[Split]:
+    # one more: where the last of them ends
     starts = np.fromfile(split_file(directory, name, "documents"), np.int64, count=most + 1)
     ends = [*starts[1:], len(split.tokens)]
     return [

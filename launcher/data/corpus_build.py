@@ -40,6 +40,7 @@ from launcher.util.errors import UserError
 
 BPE_SAMPLE_BYTES = 64_000_000
 
+# of text that the tokenizer encodes at once
 _BATCH_BYTES = 2_000_000
 
 
@@ -63,6 +64,7 @@ def build_corpus(
     train = tokenizer == "bpe"
     encoder: Encoder | None = None if train else load_encoder(tokenizer)
     if encoder is not None:
+        # before minutes of reading; the ids that the text has are checked at its end
         check_vocabulary(tokenizer, encoder.rows, vocab_size)
     form = source.form()
     read_example = None if form == "text" else example_reader(form, tokenizer, source.label)
@@ -75,9 +77,10 @@ def build_corpus(
         size = f"{survey.sample_bytes / 1e6:.1f} MB"
         report(Progress(f"training a BPE tokenizer on {size}", 0, None))
         encoder = train_bpe(survey.sample, vocab_size)
-        survey.sample.clear()
+        survey.sample.clear()  # up to 64 MB, of no use from here on
     encoder.save(directory / TOKENIZER_FILE)
     _keep_beside(tokenizer, encoder, directory)
+    # ids are below the vocabulary's size
     dtype = np.dtype(np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32)
     writers, fingerprint = _write_tokens(
         directory,
@@ -188,7 +191,7 @@ class _SplitWriter:
         """Return the hashes of the tokens and of the flags of the learned ones."""
         for file in self._files:
             file.close()
-        return [digest.hexdigest() for digest in self._digests[::2]]
+        return [digest.hexdigest() for digest in self._digests[::2]]  # not of the documents' places
 
 
 def _write_tokens(
@@ -235,9 +238,11 @@ def encode(
     first = np.asarray(first_tokens(encoder), np.int64)
     for document, rest in zip(documents, prefixes, strict=True):
         ids = next(encoded).astype(np.int64)
+        # A token that spans a boundary counts to what follows it.
         places = [_common_length(ids, next(encoded)) for _ in rest]
         learned = None if document.learned is None else np.zeros(len(ids), bool)
         if learned is not None:
+            # begins and ends of spans alternate
             for begin, end in zip(places[::2], places[1::2], strict=True):
                 learned[begin:end] = True
         if not document.ends_itself:

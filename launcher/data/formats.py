@@ -130,6 +130,7 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path} example {number}", element) for number, element in elements)
         return
     with open_bytes(path) as file:
+        # at most so long: a file without line ends would fill the memory
         lines = iter(partial(file.readline, _LONGEST_LINE_BYTES), b"")
         for number, raw in enumerate(lines, start=1):
             if len(raw) == _LONGEST_LINE_BYTES:
@@ -137,7 +138,7 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
                     f"{path} line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes: write one "
                     "JSON object per line"
                 )
-            line = raw.removeprefix(b"\xef\xbb\xbf").strip()
+            line = raw.removeprefix(b"\xef\xbb\xbf").strip()  # byte order mark
             if not line:
                 continue
             try:

@@ -94,6 +94,7 @@ class HubDataset:
         split. Loads the dataset."""
         if self.split is not None or self.stream_bytes is not None:
             return {}
+        # of two names for one split the first counts
         named = {named_split(name): name for name in reversed(list(_load_all(self)))}
         return {
             splits: replace(self, label=f"{self.label}@{named[of]}", split=named[of])

@@ -66,6 +66,7 @@ class Files:
 
     def content_key(self, memo_dir: Path) -> str:
         """Hash the files, and add the splits and the field that are read."""
+        # parquet without a named field: rows may be examples or texts
         rows = ["rows"] if self.quick_form() is None else []
         return " ".join([self._hash(memo_dir), *self.splits, *rows]) + field_key(self.field)
 

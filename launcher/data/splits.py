@@ -23,6 +23,7 @@ def split_of(document: int) -> str:
     digest = hashlib.sha256(f"{SPLIT_SEED} {block}".encode()).digest()
     places = 3 if block == 0 else 10
     validation = digest[0] % places
+    # another place than validation's
     test = (validation + 1 + digest[1] % (places - 1)) % places
     return {validation: "validation", test: "test"}.get(position, "train")
 

@@ -66,12 +66,15 @@ class AllocatorHistory:
         if not self._is_recorded:
             torch.cuda.memory._record_memory_history(None)
         index = self._device.index
+        # The allocator's counters, and so the marks, count a free at its request. It completes
+        # later where another stream still uses the block.
         trace = [
             event
             for event in snapshot["device_traces"][index]
             if event["action"] in ("alloc", "free_requested")
         ]
         first, last = self._marks[0].events, self._marks[-1].events
+        # a history of the whole run (`--memory-trace`) begins before this step
         events = trace[len(trace) - (last - first) :]
         held = {
             block["address"]: (block["requested_size"], block["size"])
@@ -108,6 +111,7 @@ class AllocatorHistory:
                 break
             address, size = events[number]["addr"], events[number]["size"]
             if events[number]["action"] == "alloc":
+                # events have requested bytes; blocks are larger
                 block = live[address] = _Block(size, _whole(size), phase, allocated=number)
                 blocks.append(block)
                 level += block.block_bytes

@@ -170,7 +170,7 @@ def find_gpu(device_name: str | None) -> Gpu | None:
         if gpu.name.lower() == device_name.lower():
             return gpu
     for gpu in GPUS:
-        if re.search(rf"\b(?:{gpu.pattern})(?!\d)", device_name, re.IGNORECASE):
+        if re.search(rf"\b(?:{gpu.pattern})(?!\d)", device_name, re.IGNORECASE):  # no A10 in A100
             return gpu
     return None
 

@@ -80,6 +80,7 @@ def _limits() -> Iterator[tuple[int, int, int]]:
             size = _words(folder / limit)
             if size and size[0].isdecimal():
                 statistics = _words(folder / "memory.stat")
+                # names and values alternate
                 given_back = int(statistics[statistics.index(cached) + 1])
                 yield int(size[0]), int(_words(folder / used)[0]), given_back
 

@@ -38,7 +38,7 @@ def capacity_bytes(device: torch.device) -> int:
 
 def peak_rss_bytes() -> int:
     """Return the highest resident set of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts KiB
 
 
 class MemoryMeter:
@@ -176,6 +176,7 @@ class CudaMemory(MemoryMeter):
             self._note("build", torch.cuda.max_memory_allocated(self._device))
             _allocate_workspaces(self._device)
             free, total = torch.cuda.mem_get_info(self._device)
+            # what is not torch's: the context with its kernels, NCCL, other processes
             self._context_bytes = total - free - torch.cuda.memory_reserved(self._device)
         super().period(name)
 
@@ -210,6 +211,7 @@ class CudaMemory(MemoryMeter):
             self._history.record(self._count().addresses)
 
     def step_peak_bytes(self) -> int | None:
+        # Sampled phases have reset the statistics; in other steps these are the whole step's.
         return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self._device))
 
     def end_step(self, step: int) -> Ledger | None:

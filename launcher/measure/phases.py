@@ -119,4 +119,4 @@ def _seconds(start: _Mark, end: _Mark) -> float:
     if isinstance(start, float) and isinstance(end, float):
         return end - start
     assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
-    return float(start.elapsed_time(end)) / 1e3
+    return float(start.elapsed_time(end)) / 1e3  # CUDA returns ms

@@ -120,7 +120,7 @@ class Sampler:
             uuid=uuid,
             emit=emit,
             memory_every_s=min(0.1, period_s),
-            rest_every_s=max(1.0, period_s),
+            rest_every_s=max(1.0, period_s),  # PCIe's two take 20 ms each
             line_every_s=period_s,
         )
 
@@ -170,7 +170,7 @@ class Sampler:
             next_ns = min(grid.next_ns for grid in (memory, rest, per_line))
             ended = self._gpu is not None and self._gpu.lost
             ended = ended or self._wait(max(0, next_ns - self._clock_ns()) / 1e9)
-        self._emit_line(t_s)
+        self._emit_line(t_s)  # the last, incomplete period
 
     def _read(self, now_ns: int, t_s: float, *, with_memory: bool, with_rest: bool) -> None:
         values = None
@@ -183,6 +183,7 @@ class Sampler:
             values = {**(values or {}), "host_rss_bytes": self._process.memory_info().rss}
         if not values:
             return
+        # NVML came or went, and a record is of one source
         if self._line.get("source", source) != source:
             self._emit_line(t_s)
         with self._lock:

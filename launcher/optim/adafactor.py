@@ -51,8 +51,11 @@ class Adafactor(torch.optim.Adafactor):
             if parameter.dim() == 2:
                 row_mean = _replicated(row_mean)
             estimate = state["row_var"] @ state["col_var"] / row_mean.clamp(min=smallest)
+        # squared, since the root follows: as in torch
         update = estimate.clamp_(min=smallest**2).rsqrt_().mul_(gradient)
+        # relative to the weight's root mean square before its decay, as in torch
         rate = min(group["lr"], step**-0.5) * _rms(parameter).clamp(min=smallest_rms)
+        # the paper's clipping: the update's root mean square is at most d
         rate = rate / (_rms(update) / group["d"]).clamp(min=1.0)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.sub_(update * rate)

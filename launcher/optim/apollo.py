@@ -26,7 +26,7 @@ DEFAULT_RANK: Final = 64
 REFRESH_STEPS: Final = 200
 """Steps between new projections, as in the paper; moments are kept."""
 STATES: Final = ("projected_exp_avg", "projected_exp_avg_sq")
-_SMALLEST_NORM: Final = 1e-12
+_SMALLEST_NORM: Final = 1e-12  # a row may have no gradient
 _MASK: Final = 2**32 - 1
 
 
@@ -74,6 +74,7 @@ class Apollo(torch.optim.Optimizer):
         first, second = (local_part(state[kind]) for kind in STATES)
         first.lerp_(projected, 1 - beta1)
         second.mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
+        # AdamW's step without the first moment's bias correction, which `factor` adds once per row
         update = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
         torch.div(first, update, out=update)
         factor = _row_norms(update) / _row_norms(projected).add_(_SMALLEST_NORM)
@@ -100,7 +101,7 @@ def projection(columns: int, rank: int, seed: int, device: torch.device) -> Tens
         bits ^= bits >> shift
         bits *= factor  # of which the low 32 bits count, also where it overflows
         bits &= _MASK
-    bits >>= 31
+    bits >>= 31  # the sign; lowbias32's last xor-shift would leave this bit as it is
     size = rank**-0.5
     return bits.to(torch.float32).mul_(2 * size).sub_(size).view(columns, rank)
 

@@ -24,6 +24,7 @@ def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """
     blocks = _blocks(values)
     scales = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)).squeeze(1)
+    # a block of zeros would divide by 0
     scales = torch.where(scales.abs() < 1e-12, 1e-12, scales)
     codes = torch.bucketize(blocks / scales[:, None], midpoints(signed, values.device))
     if not signed:
@@ -57,6 +58,7 @@ def levels(signed: bool, device: torch.device) -> Tensor:
     """
     values = [0.0, 1.0]
     for exponent in range(7):
+        # equal parts of the decade [10^(exponent - 7), 10^(exponent - 6)], each by its midpoint
         edges = torch.linspace(0.1, 1.0, 2**exponent * (1 if signed else 2) + 1, dtype=torch.double)
         fractions = ((edges[:-1] + edges[1:]) / 2 * 10.0 ** (exponent - 6)).tolist()
         values += fractions

@@ -91,7 +91,7 @@ def _adamw(
     step,
     found_inf,
     elements,
-    lr: tl.float64,
+    lr: tl.float64,  # Triton passes a Python float as fp32 where nothing is declared
     kept,
     BETA1: tl.constexpr,
     BETA2: tl.constexpr,
@@ -180,10 +180,11 @@ def _code(value, edges, SIGNED: tl.constexpr):
         power = tl.where(above, 10.0 ** (5 - exponent), power)
     smallest = 1 if SIGNED else 2
     count = smallest << decade  # of codes in it; all decades below have `smallest` fewer
+    # equal parts of [0.1, 1) that are below it
     within = (size * power - 0.1) / 0.9 * count.to(tl.float32)
-    rank = count - smallest + 1 + within.to(tl.int32)
+    rank = count - smallest + 1 + within.to(tl.int32)  # + 1: the code of 0
     if SIGNED:
-        rank = 127 + tl.where(value < 0, -rank, rank)
+        rank = 127 + tl.where(value < 0, -rank, rank)  # 127 is the code of 0
     rank = tl.minimum(tl.maximum(rank, 0), 255)
     above = (value > tl.load(edges + rank + 1)).to(tl.int32)
     return rank + above - (value <= tl.load(edges + rank)).to(tl.int32)

@@ -158,6 +158,7 @@ def _has_kernel(weight: Tensor) -> bool:
 def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     state["step"] += 1
     lr, eps, (beta1, beta2) = group["lr"], group["eps"], group["betas"]
+    # bias corrections: the first moment's in the rate, the root of the second's as a divisor
     rate = lr / (1 - beta1 ** state["step"])
     scale = (1 - beta2 ** state["step"]) ** 0.5
     for part in _chunks(weight.numel()):
@@ -239,6 +240,7 @@ def _store(state: dict[str, Any], kind: str, part: slice, values: Tensor) -> Non
         codes, scales = quantize(values, signed=kind == "exp_avg")
         stored.copy_(codes)
         state[_scale(kind)][_blocks(part)].copy_(scales)
+    # fp32 moments: `_load` has returned a view of them, which is up to date
     elif stored.data_ptr() != values.data_ptr():
         stored.copy_(values)
 

@@ -20,6 +20,8 @@ from launcher.run.resume import is_of_another_launch
 from launcher.run.run_folder import RunFolder
 from launcher.util.errors import ExitCode
 
+# The one signal that torch's agent handles: for each on its list it replaces our handler when it
+# starts ranks, and it logs a warning for an empty list.
 LEFT_TO_TORCH = "SIGQUIT"
 AGAIN_AFTER_S = 1.0
 GRACE_S = 30.0  # for this agent to end when its ranks have: those of other nodes may hang
@@ -40,12 +42,12 @@ class AgentSignals:
         """Held by the thread that writes how the run ended: the main one sees killed ranks, too."""
         self._scratch = scratch
         self._folder = None if folder is None else RunFolder(folder)
-        self._before = self._status()
+        self._before = self._status()  # of an earlier start in this folder
 
     def install(self) -> None:
         """Handle signals from now on."""
         readable, writable = os.pipe()
-        os.set_blocking(writable, False)
+        os.set_blocking(writable, False)  # as set_wakeup_fd requires
         signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         for number in heard_signals():
             signal.signal(number, _heard)
@@ -89,6 +91,7 @@ class AgentSignals:
 
     def _listen(self, readable: int) -> None:
         numbers: list[int] = []
+        # Python writes a byte for each signal: its number
         while not numbers:
             numbers = [number for number in os.read(readable, 64) if number in STOP_SIGNALS]
         self.stop_signal = numbers.pop(0)
@@ -116,7 +119,7 @@ class AgentSignals:
 
     def _end_at_once(self, ranks: list[psutil.Process]) -> NoReturn:
         """Kill the ranks; what they have not saved is lost."""
-        self.tells.acquire()
+        self.tells.acquire()  # never released: os._exit follows
         _kill(ranks)
         shutil.rmtree(self._scratch, ignore_errors=True)
         seen = f"{stop_reason(signal.SIGINT)} twice, before it was saved"
@@ -128,7 +131,7 @@ class AgentSignals:
         os._exit(ExitCode.INTERRUPTED)
 
     def _end(self, ranks: list[psutil.Process]) -> NoReturn:
-        self.tells.acquire()
+        self.tells.acquire()  # never released: os._exit follows
         _kill(ranks)
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self.settle()
@@ -172,7 +175,8 @@ def _is_deaf(rank: psutil.Process) -> bool:
         status = Path(f"/proc/{rank.pid}/status").read_text(encoding="utf-8")
     except OSError:
         return False
-    if "State:\tZ" in status:
+    if "State:\tZ" in status:  # it has ended
         return False
+    # hexadecimal masks, in which bit n - 1 stands for signal n
     masks = [int(status.partition(f"{name}:")[2].split()[0], 16) for name in ("SigCgt", "SigIgn")]
     return not (masks[0] | masks[1]) >> (signal.SIGUSR1 - 1) & 1

@@ -21,7 +21,7 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = (
     *(signal.SIGTERM, signal.SIGUSR1),  # of schedulers
 )
 WITHIN_S = 2.0  # or one step, where a step takes longer
-REQUESTS = 4
+REQUESTS = 4  # summands that `Agreement.requests` returns
 # A rank's request is 2, not 1: where no kernel runs (`shardscale rehearse`), sums read as 1.
 REQUEST = 2.0
 TEST_SHARE = 0.1  # of the time for training, so that a run out of time still has a result
@@ -104,7 +104,7 @@ class Agreement:
             REQUEST * (main and over),
             REQUEST * self.stop_requested,
             REQUEST * (main and save),
-            step_s if main else 0.0,
+            step_s if main else 0.0,  # so that the sum over ranks is the main rank's
         ]
 
     def settle(self, step: int, requests: Sequence[float]) -> None:

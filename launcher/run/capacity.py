@@ -79,6 +79,7 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
     sharding, optim = resolved.config.sharding, resolved.config.optim
     strategy = strategy_of(resolved.config)
     types, variant = strategy.dtypes(resolved.config), strategy.variant(sharding)
+    # ranks over which one replica's states are sharded
     group = sharding.shard_ranks(world_size) // sharding.replicate
     entry = OPTIMIZERS[optim.optimizer]
     model = resolved.own_model
@@ -90,8 +91,10 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
         parameters += frozen_bytes(model, types.computed.itemsize)
     if sharding.offload_optimizer == "none":
         if entry.elementwise:
+            # Others depend on the shape of each matrix; 0 keeps this a lower bound.
             states += entry.costs("", (count,), optim, resolved.config.loop.device).state_bytes
         if not optim.optimizer_in_backward:
+            # gradients, sharded as the states are
             states += element * count
     shares = group if variant.shards_parameters else 1
     return parameters // shares + states // (group if variant.level else 1)
@@ -176,6 +179,7 @@ def _check_disk(flags: str, path: Path, sizes: "OffloadSizes", ranks: int) -> No
 
 
 def _check_locked(flags: str, sizes: "OffloadSizes") -> None:
+    # the hard limit, to which the swapper raises the soft one (strategies/zero/swap.py)
     _, limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY or sizes.locked_bytes <= limit or _may_lock_any():
         return
@@ -226,6 +230,7 @@ def checkpoint_bytes(resolved: Resolved) -> int:
         if entry.elementwise:  # stored in fp32, in whatever precision they are kept
             total += 4 * len(states_of(optim, name, shape)) * math.prod(shape)
         else:
+            # An empty tensor's states are counters, which a checkpoint holds apart from tensors.
             counters = entry.costs(name, (0,) * len(shape), optim, device_type).state_bytes
             total += entry.costs(name, shape, optim, device_type).state_bytes - counters
     if resolved.model.masks:

@@ -30,6 +30,7 @@ class RunConsole:
     def __init__(self, *, enabled: bool, log_level: str = "info") -> None:
         self._enabled = enabled
         self._from = LEVELS.index(log_level)
+        # soft_wrap: a line stays one line, however narrow the terminal is
         self._console = Console(highlight=False, soft_wrap=True)
         self._live = enabled and self._shows("info") and self._console.is_terminal
         self._progress = Progress(
@@ -65,7 +66,7 @@ class RunConsole:
     def line(self, text: str | Text, level: str = "info") -> None:
         """Print one plain line."""
         if self._enabled and self._shows(level):
-            self._progress.console.print(text, markup=False)
+            self._progress.console.print(text, markup=False)  # [brackets] are no styles
             self._console.file.flush()
 
     def figures(self, values: Mapping[str, str]) -> None:
@@ -86,7 +87,7 @@ class RunConsole:
         """Show progress through the test split; in a log, a line every 10 seconds."""
         self.progress("testing", done, total)
         now_s = time.monotonic()
-        if done == 1:
+        if done == 1:  # may compile, and is left out of the rate
             self._test_began_s = self._test_line_s = now_s
         elif not self._live and now_s - self._test_line_s >= _LINE_EVERY_S:
             self._test_line_s = now_s

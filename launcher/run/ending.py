@@ -91,7 +91,7 @@ class Ending:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.session is not None and self.session.folder.has_failed:
-            if number != signal.SIGUSR1:
+            if number != signal.SIGUSR1:  # torch's agent sends SIGTERM; SIGUSR1 only asks to save
                 raise Interrupted(number)
         elif self.session is None or not self.session.begun:
             raise NothingToSave(number, " before its first step")

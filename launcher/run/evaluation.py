@@ -57,14 +57,14 @@ def evaluate(
     for done, arrays in enumerate(batches, start=1):
         count = int((arrays[1] != IGNORED_TARGET).sum())
         loss = float(loss_of(*(torch.from_numpy(a).to(world.device) for a in arrays)))
-        if count:
+        if count:  # a batch of padding alone has no mean
             sums += torch.tensor([loss * count, count], dtype=torch.float64)
         progress(done, len(batches))
         if done < len(batches) and ends_after(done):
             break
     if world.size > 1:
         dist.all_reduce(sums)
-        sums /= mesh.loss_copies
+        sums /= mesh.loss_copies  # tensor-parallel ranks have summed the same losses
     loss_sum, tokens_read = sums.tolist()
     mean = loss_sum / tokens_read
     return EvalRecord(

@@ -73,6 +73,7 @@ def _innermost(text: str) -> str:
     if not frames:
         return "unknown"
     ours = [f for f in frames if "/launcher/" in f["file"] or "/model/" in f["file"]]
+    # faulthandler writes the innermost frame first
     shown = [frames[0], *(ours[:1] if ours[:1] != frames[:1] else [])]
     return ", called by ".join(
         f"{f['function']} ({Path(f['file']).name}:{f['line']})" for f in shown

@@ -87,6 +87,7 @@ class Journal:
         self._clock.end_step()
         self._pending.append(ended)
         step = ended.step
+        # also the first step of a start, whose times are a period of their own
         if not self.times.count or step % self._agreement.log_every == 0 or step == self._run.steps:
             self.flush()
         else:
@@ -132,6 +133,7 @@ class Journal:
         steps = [pending.step for pending in self._pending]
         self._pending = []
         self.file.flush()
+        # after all records are written: it may end the run
         for step, figures in zip(steps, ended, strict=True):
             self._skipped.note(step, applied=figures.applied, loss=figures.loss)
 
@@ -203,6 +205,8 @@ class Journal:
 
         The same all-reduce carries the agreement on stops and saves.
         """
+        # The vector: of each pending step its loss, then its tokens per expert; this rank's
+        # requests; and for each rank its time alone and memory in GiB, of which it fills its own.
         size, rank, pending = self._world.size, self._world.rank, self._pending
         step = pending[-1].step
         of_rank = [0.0] * (2 * size)
@@ -225,9 +229,11 @@ class Journal:
             [p.applied for p in pending],
             [share for load in loads for share in load.unbind()],
         )
+        # A rank alone has sent nothing, and its own figures are the sums.
         losses, rest = values[: len(pending)], values[len(pending) :] or mine
         self._agreement.settle(step, rest[:REQUESTS])
         by_rank = rest[REQUESTS:]
+        # three figures of `load_of` per step
         each = [shares[n : n + 3] for n in range(0, len(shares), 3)] or [[] for _ in pending]
         figures = [
             Figures(loss=loss / size, grad_norm=norm, applied=took != 0, expert_load=load)

@@ -70,7 +70,7 @@ def prepare(
     config, recipe = with_recipe(config, resume.source)
     if config.data.leaves_micro_batch_open:
         config = with_saved_micro_batch(config, resume.source, world_size=world_size)
-    micro_batch_open = config.data.leaves_micro_batch_open
+    micro_batch_open = config.data.leaves_micro_batch_open  # else the resumed run's
     resolved = _possible_here(
         config,
         world_size=world_size,
@@ -132,7 +132,7 @@ def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]
         from launcher.run.provenance import newest_extra
 
         saved = newest_extra(source)
-    if saved is not None and "steps" in saved:
+    if saved is not None and "steps" in saved:  # trained here, not imported
         config = fill_as_saved(config, old_names.in_file(saved.get("config", {}), noted=False))
         return config, f"recipe as in the run that is resumed: {described(config.optim)}"
     if saved is not None and task == "training from scratch":  # imported weights
@@ -209,7 +209,7 @@ def with_compilers(resolved: Resolved) -> Resolved:
     try:
         require_compilers(resolved.config.loop.device)
     except UserError as error:
-        if not resolved.compile_reason:
+        if not resolved.compile_reason:  # --compile is given, not auto
             raise
         config = resolved.config.replace(compile=False)
         return dataclasses.replace(resolved, config=config, compile_reason=f"auto: {error}")
@@ -232,8 +232,10 @@ def _segments_may_expand() -> bool:
     from launcher.measure.nvml import names_gpu
 
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    # Slurm can show each rank a single GPU, which is its device 0.
     if names_gpu(local_rank if local_rank < torch.cuda.device_count() else 0):
         return True
+    # once per run: our own agent has warned before its ranks start
     if os.environ.get("RANK", "0") == "0" and OWN_AGENT not in os.environ:
         logging.getLogger("shardscale").warning(
             "expandable segments are off: torch needs NVML for them, and NVML does not name the GPU"

@@ -59,6 +59,7 @@ def check_resume(resume: Resume, resolved: Resolved, *, reads_all: bool) -> Chec
     states, counters = checkpointed(resolved.config.optim, shapes)
     kinds = (PARAM, *states, *((MASK,) if resolved.model.masks else ()))
     checkpoint.check_model(shapes, kinds, counters)
+    # in one process; of the ranks, the main one does it (`Saves._fill_base`)
     if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
         raise problem
     steps = resolved.config.loop.steps

@@ -297,4 +297,4 @@ def _start_ticks(process: psutil.Process) -> str:
         stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return str(process.create_time())
-    return stat.rpartition(")")[2].split()[19]
+    return stat.rpartition(")")[2].split()[19]  # field 22, starttime (proc_pid_stat)

@@ -53,13 +53,14 @@ class RunFolder:
             UserError: the run to continue is still alive.
         """
         if not reopens:
-            self.path.mkdir(parents=True)
+            self.path.mkdir(parents=True)  # of two starts into one folder the slower fails here
         if not self._lock.take():
             raise UserError(in_use(self.path, self._lock.holder() or "another run"))
         text = yaml.safe_dump(config, sort_keys=False)
         config_file = self.path / "config.yaml"
         if config_file.exists() and config_file.read_bytes() != text.encode():
             _set_aside(config_file)
+        # From here on failure.json is of this start: the first of its ranks to fail creates it.
         for name in ("failure.json", "summary.json"):
             _set_aside(self.path / name)
         # Before the config: a folder without one belongs to no launch yet.

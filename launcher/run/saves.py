@@ -112,6 +112,7 @@ class Saves:
         self._journal.event(
             "resumed", checkpoint.step, checkpoint=str(checkpoint.path), changes=changes
         )
+        # Another run's checkpoint (`--resume RUN`) does not count as saved in this folder.
         if checkpoint.path.parent == self._folder:
             self._saved_step = checkpoint.step
             self._clock_step = checkpoint.step if checkpoint.extra.get("by_clock") else None
@@ -164,7 +165,7 @@ class Saves:
         Raises:
             SaveError: of a preempted run, which could not be resumed; otherwise it is in `failure`.
         """
-        self.finish()
+        self.finish()  # sets `_saved_step` where a save still runs
         if self._saved_step != step and (preempted or self._loop.saves_last):
             self._journal.secure()
             self._save(step, engine)
@@ -174,6 +175,7 @@ class Saves:
 
     def _save(self, step: int, engine: Engine, *, by_clock: bool = False) -> None:
         """Save now; on a GPU a thread writes."""
+        # one save at a time
         self.finish()
         self._by_clock = by_clock
         self.failure = None
@@ -183,6 +185,7 @@ class Saves:
             "skipped_steps": self._skipped.total,
             "by_clock": by_clock,
         }
+        # with --keep, timed checkpoints are counted like the others
         replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
@@ -193,7 +196,7 @@ class Saves:
                 )
             )
 
-        if held and self._asynchronous:
+        if held and self._asynchronous:  # written by now, although a thread was to do it
             self._console.line("training waited for this save: no host memory to stage it")
 
     def _staging_bytes(self) -> int:

@@ -147,18 +147,18 @@ class Session:
             self.step = step
             self.begun += 1
             self.memory.period("first_step" if step == first else "steady")
-            self.memory.begin_step(step - first + 1)
+            self.memory.begin_step(step - first + 1)  # ledgers are of a start's first steps
             if step == first + WARMUP_STEPS:
                 self._energy_before = self.sampler.energy
             yield step
             if step == first:
                 gc.collect()  # compilers leave tensors of their first call in reference cycles
             if self._saves.after_step(step, self._engine) or step == first:
-                self.clock.restart()
+                self.clock.restart()  # a save, and the collection, belong to no step
             if self.agreement.time_is_up or self.agreement.preempted:
                 break
         self.journal.flush()
-        self.skipped.refuse_lost()
+        self.skipped.refuse_lost()  # before the save: lost weights replace no checkpoint
         self._stopped_by = "stop_after" if self.step < self.record.steps else "steps"
         if self.agreement.time_is_up:
             self._stopped_by = "max_minutes"
@@ -270,7 +270,7 @@ class Session:
         failure = self._saves.failure or records_missing
         if self._world.is_main:
             failure = self.folder.conclude(summary, failure)
-        failure = self._world.agreed(failure)
+        failure = self._world.agreed(failure)  # all ranks end as the main one does
         if failure is not None:
             raise failure
         if self._world.is_main:
@@ -293,6 +293,6 @@ class Session:
         )
         if plan.ledger is not None:
             self.journal.write(plan.ledger)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the summary is there, without the plan
             self.folder.write_summary(replace(summary, plan=plan.as_record()))
         self.console.lines(plan.lines())

@@ -46,7 +46,7 @@ class SkippedSteps:
             Diverged: it is one skipped step in a row too many.
         """
         self._loss = loss
-        if loss < MOST_LOSS:
+        if loss < MOST_LOSS:  # False for NaN
             self.lost_since = None
         elif self.lost_since is None:
             self.lost_since = step
@@ -136,6 +136,7 @@ def straggler(alone_s: Sequence[float]) -> tuple[int, float] | None:
     if len(alone_s) < 2:
         return None
     slowest = max(range(len(alone_s)), key=alone_s.__getitem__)
+    # without its own time: the median of two ranks would hide the slower one
     others = statistics.median([*alone_s[:slowest], *alone_s[slowest + 1 :]])
     if others == 0:  # ranks that are not there, in a rehearsal of one of them
         return None

@@ -85,6 +85,7 @@ def introduction(
 
 def _repeats(record: TrainingRecord, corpus: Corpus) -> list[str]:
     tokens, epochs = amount_read(record, corpus, record.steps)
+    # `--epochs 1` rounds up to whole steps
     return [] if epochs < 1.05 else [f"every token is read {epochs:.3g} times, {tokens:,} in all"]
 
 

@@ -72,6 +72,7 @@ LONGEST_WORD = 40
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Escape control characters, and shorten `text` in the middle to `most` characters."""
+    # first of all, so that a value of megabytes is not walked over and over
     if len(text) > 20 * most:
         text = text[: 10 * most] + text[-10 * most :]
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -106,6 +106,7 @@ class FolderLock:
         """Lock the folder; False when a living run has it."""
         import fcntl  # not in a browser's Python, which plans with this file
 
+        # appending: a start that is too late must not empty the holder's line
         file = self._path.open("a", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -216,6 +216,7 @@ def one_sentence() -> Iterator[None]:
         if exit_.code in (0, None):
             raise
         lines = [line.strip("│╭╮╰╯─ ") for line in captured.getvalue().splitlines()]
+        # below the box's title, up to its first empty line
         body = lines[1:]
         end = next((i for i, line in enumerate(body) if not line), len(body))
         said = " ".join(body[:end]).replace("Error parsing ", "")

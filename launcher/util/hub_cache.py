@@ -71,6 +71,7 @@ def fetch_weights(folder: Path) -> None:
     found = {path.name for path in folder.glob(*_WEIGHTS)}
     if not found or set(shards.values()) - found:
         with naming(f"hf:{name}:"):
+            # the folder's name is the commit that its config is from
             _download(name, _WEIGHTS, revision=folder.absolute().name)
 
 
@@ -110,6 +111,7 @@ def _name_in_cache(folder: Path) -> str | None:
     whole = folder.absolute()
     if whole.parent.name != "snapshots" or not whole.parents[1].name.startswith("models--"):
         return None
+    # no name on the Hub has -- in it
     return whole.parents[1].name.removeprefix("models--").replace("--", "/")
 
 

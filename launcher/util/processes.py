@@ -68,6 +68,7 @@ def _die_before_parent() -> None:
     it."""
     score = Path("/proc/self/oom_score_adj")
     with contextlib.suppress(OSError):  # no Linux, or somebody has forbidden it
+        # in thousandths of the memory, at most 1000 (proc_pid_oom_score_adj)
         score.write_text(str(min(1000, int(score.read_text()) + 300)))
 
 
@@ -77,4 +78,4 @@ def _ancestors() -> Iterator[int]:
         while process_id > 0:
             yield process_id
             stat = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8", errors="replace")
-            process_id = int(stat.rpartition(")")[2].split()[1])
+            process_id = int(stat.rpartition(")")[2].split()[1])  # field 4, ppid (proc_pid_stat)

@@ -95,6 +95,7 @@ def reader_may_leave() -> Iterator[None]:
         _drop_stdout()
         sys.exit(0)
     except OSError as error:
+        # an error with a file's name is not of stdout
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         _drop_stdout()
@@ -150,6 +151,7 @@ def require_own_package() -> None:
     Raises:
         UserError: in the working folder, or on PYTHONPATH.
     """
+    # `python -m` looks into the working folder first, unless this is set
     here = [] if os.environ.get("PYTHONSAFEPATH") else [""]
     places = [*here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     found = importlib.machinery.PathFinder.find_spec("launcher", places)

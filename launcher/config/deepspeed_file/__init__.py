@@ -44,6 +44,7 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
             problems.append(f"{said.key} is {said.shown}, but {flag(name)} is {_shown(ours)}")
     problems += _strategy_problems(config, file, given)
     reduced = file.values.get("communication_data_type")
+    # `auto` could become bf16, which such a file rules out
     not_low = file.values.get("bf16.enabled") is False or reduced is not None
     if config.optim.precision == "auto" and not_low:
         changes.setdefault("precision", "fp32")

@@ -120,6 +120,7 @@ def _collect(file: DeepSpeedFile, section: JsonObject, place: str, spelled: str)
         elif where not in KEYS:
             file.unknown.append(_unknown(name, place))
         elif value not in (None, AUTO):
+            # cpu_offload and its like were switches
             if place + key != where and isinstance(value, bool) and where.endswith(".device"):
                 value = "cpu" if value else "none"
             if file.values.setdefault(where, value) != value:
@@ -184,7 +185,9 @@ def _precision(file: DeepSpeedFile) -> None:
         for names in switches.values():
             if len({bool(file.values.get(name)) for name in names}) > 1:
                 file.problems.append(f"{' and '.join(names)} go together here: set both")
+        # The last that fits: precisions with switches are listed behind the plain one.
         *_, asked = (p for p, names in switches.items() if all(map(file.values.get, names)))
+        # --precision bf16-pure contradicts no file that has none of its switches
         also = (p for p, names in switches.items() if names and not file.values.keys() & {*names})
         file.say("precision", f"{section}.enabled", asked, also=tuple(also))
 
@@ -224,10 +227,12 @@ def _schedule(file: DeepSpeedFile) -> None:
             f"scheduler.type {brief(kind)}: it must be one of {', '.join(SCHEDULES)}, or remove it"
         )
         return
+    # its lengths are auto or left out
     if not said.keys() & {"warmup_num_steps", "total_num_steps", "cos_min_ratio"}:
         file.idle.append(f"scheduler {kind} (--warmup-steps, --min-lr-ratio)")
         return
     schedule, end = SCHEDULES[kind]
+    # "log" is DeepSpeed's default
     if "warmup_num_steps" in said and said.get("warmup_type", "log") != "linear":
         file.problems.append('scheduler.params.warmup_type "log" (or none): write "linear"')
     if "total_num_steps" in said:

@@ -95,7 +95,7 @@ class Family:
     the number of the block."""
     prefix: str
     """Before the names of its decoder, which the decoder saved alone does not have."""
-    buffers: str = r"(?!)"
+    buffers: str = r"(?!)"  # matches nothing
     """Pattern of tensors that are saved with the weights and are none, prefix taken off."""
     transposed: bool = False
     """Its linears are [in, out]; ours are [out, in]."""

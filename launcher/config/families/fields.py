@@ -207,6 +207,7 @@ def gated_window() -> Field:
         kinds = document.get("layer_types")
         if kinds is None:
             name, value = "max_window_layers", first
+            # layers below max_window_layers attend to all tokens
             full, sliding = not switched_on or first > 0, switched_on and first < layers
         elif isinstance(kinds, list) and all(kind in _LAYER_TYPES for kind in kinds):
             name, value = "layer_types", kinds
