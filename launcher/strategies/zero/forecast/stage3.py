@@ -18,6 +18,7 @@ from launcher.strategies.zero.forecast.flat_groups import FP64, ZeroBuffers, opt
 from launcher.strategies.zero.fraction import kept_on_device
 
 SUB_GROUP_ELEMENTS = 1_000_000_000  # deepspeed's default sub_group_size
+NORM_ELEMENTS = 250_000_000  # of a gradient that are in fp64 at once (_constant_buffered_norm2)
 
 
 class Zero3(ZeroBuffers):
@@ -188,7 +189,8 @@ class Zero3(ZeroBuffers):
             size_bytes = self.grad_element * max(fetched, default=0)
             # partition_grads fetches each host gradient, to add to it and take its norm on the GPU
             self.timeline.allocate("fetched", size_bytes, "temporary", stream="reduce")
-            self.transient((FP64 if self.last else 0) * largest, stream="reduce")
+            if self.last:
+                self.transient(FP64 * min(largest, NORM_ELEMENTS), stream="reduce")
             self.timeline.free("fetched")
         self.timeline.free("added")
         self.timeline.free("sent")

@@ -5,6 +5,7 @@ runtime/zero/stage_1_and_2.py.
 """
 
 import itertools
+from collections.abc import Iterable, Iterator
 
 from launcher.forecast.buffers import Whole
 from launcher.forecast.timeline import Timeline
@@ -22,8 +23,9 @@ class Zero0(Whole):
 
     def end_backward(self) -> None:
         if self.last:
-            elements = sum(p.elements for p in self.trained)
-            self.transient(FP32 * min(elements, ALLREDUCE_ELEMENTS))
+            for tensors in allreduce_buckets(p.elements for p in self.trained):
+                if len(tensors) > 1:  # one alone is summed where it lies
+                    self.transient(FP32 * sum(tensors))
 
 
 class Bf16Stage1(FlatBuffers):
@@ -38,10 +40,13 @@ class Bf16Stage1(FlatBuffers):
         largest = max(p.elements for p in self.trained)
         self.transient(FP32 * largest)  # a gradient in fp32
         if self.last:
-            elements = min(self.groups.padded, ALLREDUCE_ELEMENTS)
-            self.timeline.allocate("flat", FP32 * elements, "temporary")
-            self.transient(2 * elements)  # sent in bf16
-            self.timeline.free("flat")
+            # One tensor per group, with the gradients of all ranks' parts.
+            ranks, partitions = self.groups.ranks, self.groups.partitions
+            for tensors in allreduce_buckets(ranks * partition for partition in partitions):
+                if len(tensors) > 1:
+                    self.timeline.allocate("flat", FP32 * sum(tensors), "temporary")
+                self.transient(2 * sum(tensors))  # sent in bf16
+                self.timeline.free("flat")
 
     def step(self) -> None:
         for number, partition in enumerate(self.groups.partitions):
@@ -250,3 +255,16 @@ class Zero12(FlatBuffers):
             self.timeline.free("kept now")  # added to what the window has
         elif self.timeline.has("kept now"):
             self.timeline.rename("kept now", "kept", "grads")
+
+
+def allreduce_buckets(sizes: Iterable[int]) -> Iterator[list[int]]:
+    """Yield the tensors, in elements, that the engine's `allreduce_no_retain` flattens together: a
+    bucket ends behind the tensor with which it is larger than that, however large that one is."""
+    bucket: list[int] = []
+    for elements in sizes:
+        bucket.append(elements)
+        if sum(bucket) > ALLREDUCE_ELEMENTS:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
