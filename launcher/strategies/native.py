@@ -142,8 +142,9 @@ class NativeEngine:
         self._scaler.scale(loss * self._scale).backward()
 
     def step(self) -> StepResult:
+        # In place of GradScaler.step(), which reads its flag on the host: here the norm decides.
         self._scaler.unscale_(self._optimizer)
-        limit = self._clip if self._clip > 0 else float("inf")
+        limit = self._clip if self._clip > 0 else float("inf")  # inf: a factor of 1, norm only
         norm = self._gradients.clip(limit)
         finite = torch.isfinite(norm)
         _update_where_finite(self._optimizer, finite)

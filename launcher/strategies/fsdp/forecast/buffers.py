@@ -246,7 +246,7 @@ class FsdpBuffers(Buffers):
         if self.casts and group.accumulated:
             for p in group.trained:  # added to what the window has
                 self.timeline.free(("grad", p.name))
-        self.timeline.free(self._scattering)
+        self.timeline.free(self._scattering)  # FSDP keeps one such input until the next
         elements = self._padded_sum(group.trained)
         if elements == 0:
             return

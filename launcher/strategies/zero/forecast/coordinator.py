@@ -184,6 +184,7 @@ class Coordinator:
                     self._allocate(other, other.elements)
                 self._available.add(other.name)
         gather.waiting.discard(p.name)
+        # A collective's handle holds the flat buffer until all of its parameters were waited for.
         if not gather.waiting:
             self._timeline.free(("flat", gather.number))
 

@@ -100,6 +100,7 @@ class Zero3(ZeroBuffers):
             self.transient(FP64 * largest)  # the gradient norm
         for number, elements in enumerate(self.groups):
             if not self.offloaded:
+                # DeepSpeed lays the sub-group's gradients end to end before it updates it.
                 self.timeline.allocate("flat", self.stored * elements, "temporary")
             self.update_piece(number, elements)
             self.timeline.free("flat")
@@ -127,6 +128,7 @@ class Zero3(ZeroBuffers):
             timeline.free("converted")
         if self.rank.device_type != "cpu":
             self._move_kept_masters()
+        # `gradient_buffer` of initialize_optimizer_states: zeros, as long as the largest sub-group.
         timeline.allocate("spare", self.stored * max(self.groups), "temporary", where=gradients)
         if self.offloaded:
             for number, elements in enumerate(self.groups):
@@ -167,6 +169,7 @@ class Zero3(ZeroBuffers):
         if not self.in_bucket:
             return
         slices = sum(self._slice(p) for p in self.in_bucket)
+        # reduce_scatter_coalesced takes one tensor without padding as it is, and copies all else.
         alone = len(self.in_bucket) == 1 and self.in_bucket[0].elements % self.ranks == 0
         if not alone:
             self.timeline.allocate(

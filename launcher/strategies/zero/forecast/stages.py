@@ -85,6 +85,7 @@ class Zero12(FlatBuffers):
         super().build()
         timeline = self.timeline
         if self.offloaded:
+            # temp_grad_buffer_for_cpu_offload and temp_grad_buffer_for_gpu_offload.
             largest = max(p.elements for p in self.trained)
             size_bytes = self.element * largest
             timeline.allocate("on host", size_bytes, "grads", where="host", pinned=self.rank.pins)
