@@ -42,9 +42,9 @@ def _norm(
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if CENTERED:
         mean = tl.sum(value, axis=1) / WIDTH
-        value = tl.where(inside, value - mean[:, None], 0.0)
+        value = tl.where(inside, value - mean[:, None], 0.0)  # outside: -mean
         tl.store(means + row, mean, mask=row < rows)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / WIDTH + eps)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / WIDTH + eps)  # tl.sqrt is approximate
     tl.store(rstds + row, rstd, mask=row < rows)
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     out = value * rstd[:, None] * scale[None, :]
@@ -87,6 +87,7 @@ def _norm_gradient(
         normed = tl.where(inside, value * rstd, 0.0)
         scaled = slope * scale
         of_weight += slope * normed
+        # dx = rstd (g - n mean(g n) - mean(g)), with g = dy w, n the normed x; mean(g) if centered.
         change = scaled - normed * (tl.sum(scaled * normed, axis=0) / WIDTH)
         if CENTERED:
             of_bias += slope
@@ -140,6 +141,7 @@ def _swiglu_gradient(grad, x, grad_x, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     value = tl.load(x + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
     slope = tl.load(grad + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
+    # silu'(g) = s (1 + g (1 - s)), with s = sigmoid(g).
     of_gate = slope * value * share * (1.0 + gate * (1.0 - share))
     of_value = slope * gate * share
     tl.store(grad_x + at, of_gate.to(grad_x.dtype.element_ty), mask=inside)

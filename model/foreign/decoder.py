@@ -250,6 +250,7 @@ def _draw(causal: Any, unit: str, seed: int, device: torch.device) -> dict[str, 
     modules = list(module.modules()) if in_block else [module]
     for owner in modules:
         owner._parameters = {
+            # NaN shows what no initialiser has reached.
             name: None if p is None else nn.Parameter(torch.full_like(p, torch.nan, device=device))
             for name, p in owner._parameters.items()
         }

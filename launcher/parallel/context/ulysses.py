@@ -23,6 +23,7 @@ def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> Attention
     def attend(
         q: Tensor, k: Tensor, v: Tensor, *, mask: Any, window: int | None, dropout: float
     ) -> Tensor:
+        # Heads are exchanged whole: each rank needs at least one of keys and values.
         if (repeats := ranks // k.size(1)) > 1:
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         q, k, v = (to_heads(x, context_group) for x in (q, k, v))
