@@ -156,6 +156,7 @@ class RangeReader:
             self._open(file)
         pool = ThreadPoolExecutor(min(8, usable_cores()))
         try:
+            # Results are None: this raises the first thread's error, and cancels the rest.
             for _ in pool.map(lambda found: self._check(*found), self._ranges):
                 pass
         finally:

@@ -255,6 +255,7 @@ def _draw(causal: Any, unit: str, seed: int, device: torch.device) -> dict[str, 
             for name, p in owner._parameters.items()
         }
     digest = hashlib.blake2b(f"{seed}:{unit}".encode(), digest_size=8).digest()
+    # transformers draws from the global generator, with which training goes on.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)
         with torch.no_grad():

@@ -194,6 +194,7 @@ def _settings_of(
         "use_rslora": lora.rslora,
         "target_modules": list(names),
         "rank_pattern": {name: lora.rank * count for name, count in joined.items()},
+        # alpha / growth(rank) is the scale: with count times the rank it needs as much more alpha.
         "alpha_pattern": {name: lora.alpha * growth(count) for name, count in joined.items()},
         "bias": "none",
         "fan_in_fan_out": chosen[0].part.transposed,
