@@ -48,6 +48,7 @@ def row_bytes(inner: int, kind: Quantization) -> int:
 
 def inner_of(row: int, kind: Quantization) -> int:
     """Elements of a row of so many bytes."""
+    # A block of 64 elements takes 32 bytes of codes, or 64, and one of its scale.
     return (row - _RANGE_BYTES) * BLOCK // (BLOCK // 2 + 1 if kind == "nf4" else BLOCK + 1)
 
 

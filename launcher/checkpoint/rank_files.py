@@ -97,7 +97,7 @@ class RangeReader:
         self._files = checkpoint.files
         self._ranges = [(file, entry) for file in checkpoint.files for entry in file.ranges]
         self._found: dict[tuple[str, str], list[tuple[RankFile, Range]]] = {}
-        for file, entry in sorted(self._ranges, key=_start):
+        for file, entry in sorted(self._ranges, key=_start):  # for bisection
             self._found.setdefault((entry.name, entry.kind), []).append((file, entry))
         self._with_gaps = {(r.name, r.kind) for _, r in self._ranges if r.pitch is not None}
         self._descriptors: dict[str, int] = {}

@@ -36,6 +36,7 @@ class GraphEngine(NativeEngine):
         self._steps, self._fits = 0, True
         self._recorded: _Recording | None = None
         self._update: _Update | None = None
+        # AdamW is a subclass of Adam; our optimizers in low precision are not, and run eagerly.
         self._records_update = isinstance(self._optimizer, torch.optim.Adam) and all(
             group["fused"] for group in self._optimizer.param_groups
         )

@@ -146,7 +146,7 @@ class NativeEngine:
         self._scaler.unscale_(self._optimizer)
         limit = self._clip if self._clip > 0 else float("inf")  # inf: a factor of 1, norm only
         norm = self._gradients.clip(limit)
-        finite = torch.isfinite(norm)
+        finite = torch.isfinite(norm)  # NaN or inf in any gradient shows in the norm
         _update_where_finite(self._optimizer, finite)
         self._drop_gradients()
         self._scaler.update()

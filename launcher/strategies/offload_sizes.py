@@ -122,6 +122,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
         fraction = sharding.offload_fraction
         host += int(fraction * (states + _crossing_bytes(config, trained, world_size, gradient)))
         if sharding.zero != 3:  # whose master weights stay where they are
+            # Stages 1 and 2 page-lock the master weights in `states`: what their rounding adds.
             stored = dtypes(config.optim).stored.itemsize
             host += _crossing_bytes(config, trained, world_size, stored) - stored * mine
     elif sharding.offload_optimizer == "nvme":

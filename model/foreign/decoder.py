@@ -179,6 +179,7 @@ def skeleton(document: str, attention: str) -> Any:
 
     nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
+        # The caller may build on the meta device, where buffers would have no values.
         with torch.device("cpu"):
             return new_causal(document, attention)
     finally:

@@ -75,6 +75,7 @@ def projections(config: ModelConfig) -> list[Projection]:
         rows, inner = part.shape
         target, sizes, _ = parts.projections(config)[name]
         starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        # GPT-2's c_attn is query, key and value in one matrix; Llama's are three parts of our qkv.
         whole = rows == sum(sizes)
         found.append(
             Projection(

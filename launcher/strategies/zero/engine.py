@@ -100,7 +100,7 @@ class ZeroEngine:
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss * self._scale, scale_wrt_gas=False)
+        self._engine.backward(loss * self._scale, scale_wrt_gas=False)  # its default divides again
 
     def step(self) -> StepResult:
         # DeepSpeed calls our optimizer as it is at stage 0: the flag makes that skip the step.

@@ -164,7 +164,7 @@ def count_swapped(engine: Any, count: StorageCount) -> None:
     if optimizer_swapper is not None:
         count.add("buffers", optimizer_swapper.swap_buffer_manager.all_buffers)
         for info in optimizer_swapper.swap_params_info.values():
-            master, *states = info.get_swap_paths()
+            master, *states = info.get_swap_paths()  # the parameter comes first
             count.add_file("master", master)
             for path in states:
                 count.add_file("optimizer", path)
