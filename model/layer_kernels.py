@@ -165,7 +165,7 @@ def _rotate(
     row = tl.program_id(0).to(tl.int64)
     pair, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, HEADS)[:, None]
     inside = (head < heads) & (pair < HALF)
-    angle = (row % tokens) * HALF + pair
+    angle = (row % tokens) * HALF + pair  # of the row's position
     c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
     s = tl.load(sin + angle, mask=pair < HALF, other=0.0) * sign
     x += row * of_row + head * 2 * HALF + pair
@@ -220,6 +220,7 @@ def norm_backward(
     )
     grid = (_up(width, _SUMMED_COLUMNS), kinds, 1)
     sizes = (programs, width, _SUMMED_COLUMNS)
+    # Without a bias out[-1] is the weight's too, and no program is of the second kind.
     _launch(_norm_sums, grid, (sums, out[2], out[-1]), (), sizes, warps=4)
 
 

@@ -139,7 +139,7 @@ def through_torch(
         longest,
         dropout,
         window is None,  # is_causal; a window is causal by ending at 0 on the right
-        False,
+        False,  # no debug mask
         window_size_left=left,
         window_size_right=right,
     )[0]

@@ -137,7 +137,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tens
     elif q.dtype == torch.float32:
         k, v = repeat_for(q, k, v)
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        out, lse, *_ = efficient(q, k, v, None, True, 0.0, causal)
+        out, lse, *_ = efficient(q, k, v, None, True, 0.0, causal)  # with lse, no bias or dropout
         lse = lse[:, :, : q.size(2)]  # it fills up to a multiple of 32
     else:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)

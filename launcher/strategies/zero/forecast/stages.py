@@ -110,6 +110,7 @@ class Zero12(FlatBuffers):
             self._accumulate_in_fp32(key, name)
         else:
             self.accumulate(key, name)
+        # Stage 1 reduces once per window: as gradients come if it overlaps, else at the end.
         if self.shards_gradients or (self.overlaps and self.last):
             self._put(self.by_name[name])
 
