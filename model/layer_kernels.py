@@ -42,7 +42,7 @@ def _norm(
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if CENTERED:
         mean = tl.sum(value, axis=1) / WIDTH
-        value = tl.where(inside, value - mean[:, None], 0.0)  # outside: -mean
+        value = tl.where(inside, value - mean[:, None], 0.0)  # outside it is -mean
         tl.store(means + row, mean, mask=row < rows)
     rstd = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / WIDTH + eps)  # tl.sqrt is approximate
     tl.store(rstds + row, rstd, mask=row < rows)

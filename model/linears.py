@@ -73,11 +73,12 @@ def quantize(weight: Tensor, kind: Quantization) -> Tensor:
 def _quantized(weight: Tensor, kind: Quantization) -> Tensor:
     rows = weight.size(0)
     blocks = weight.view(rows, -1, BLOCK)
-    scales = blocks.abs().amax(-1)
+    scales = blocks.abs().amax(-1)  # [rows, in / BLOCK]
     low, high = scales.amin(-1, keepdim=True), scales.amax(-1, keepdim=True)
     step = (high - low) / 255
     # 0 / 0 where all scales of a row are equal, and a scale of 0 where a block has zeros only.
     steps = torch.where(step > 0, (scales - low) / step, 0).round()
+    # Codes go by the scale that is read back, which is rounded to one of 256 steps.
     relative = blocks / (low + steps * step).clamp(min=torch.finfo(torch.float32).tiny)[..., None]
     if kind == "nf4":
         values = weight.new_tensor(_NF4)

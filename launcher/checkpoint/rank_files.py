@@ -123,7 +123,7 @@ class RangeReader:
             self._read_range(self._found[key], shard)
 
     def _read_range(self, found: Sequence[tuple[RankFile, Range]], shard: Shard) -> None:
-        first = bisect.bisect_right(found, shard.start, key=_start) - 1
+        first = bisect.bisect_right(found, shard.start, key=_start) - 1  # it may reach in
         for file, entry in found[first : bisect.bisect_left(found, shard.stop, key=_start)]:
             for number in range(len(entry.checksums)):
                 begin = entry.start + number * CHUNK_ELEMENTS

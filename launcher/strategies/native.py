@@ -213,7 +213,7 @@ class InBackwardEngine(NativeEngine):
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
         super().__init__(module, optimizer, **options)
-        assert self._scale == 1.0
+        assert self._scale == 1.0  # the rule `in_backward` holds both
         assert self._clip == 0
         self._square_sum: Tensor | float = 0.0
         self._group_of = {p: group for group in optimizer.param_groups for p in group["params"]}

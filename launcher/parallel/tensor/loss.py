@@ -118,7 +118,7 @@ class _VocabParallelLoss(torch.autograd.Function):
                 whole = hidden[rows].to(dtype)
                 if scattered:
                     whole = tensor_group.all_gather(whole)
-                wanted = targets[:, rows].flatten()
+                wanted = targets[:, rows].flatten()  # as the rows are gathered
                 logits, bounded = capped((whole @ cast_weight.t()).float(), softcap)
                 total += _losses(logits, wanted, first, tensor_group).sum()
                 if grad_hidden is None or grad_weight is None:
