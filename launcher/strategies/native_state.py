@@ -118,7 +118,7 @@ class NativeState:
         for name, parameter in self._parameters.items():
             for kind in (PARAM, *self._kinds[name]):
                 tensor, pieces = parameter, None
-                if reads_in_pieces(self._optimizer):
+                if reads_in_pieces(self._optimizer):  # low precision, decoded
                     pieces = self._optimizer.pieces(parameter, kind, filled=filled)
                 else:
                     tensor = state_of(self._optimizer, parameter, kind)

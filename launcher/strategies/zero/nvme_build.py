@@ -71,7 +71,7 @@ def is_built() -> bool:
     spec = importlib.util.find_spec("deepspeed")
     if spec is None or spec.origin is None:
         return False
-    if any(Path(spec.origin).parent.glob("ops/aio/async_io_op*.so")):
+    if any(Path(spec.origin).parent.glob("ops/aio/async_io_op*.so")):  # DS_BUILD_AIO=1
         return True
     stamp = build_folder("async_io") / STAMP
     return (

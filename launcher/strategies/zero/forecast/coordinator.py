@@ -138,6 +138,7 @@ class Coordinator:
 
     def _take_from_queue(self, own: list[Parameter]) -> None:
         expected = {p.name for p in own if self._fetched_for.get(p.name, -1) < self._step}
+        # Parameters recorded before this module's are passed over.
         while self._queue and expected:
             p, step = self._queue.popleft()
             self._fetched_for[p.name] = step
@@ -166,6 +167,8 @@ class Coordinator:
             self._gathers[p.name] = gather
         if self._in_place:
             return
+        # One alone is gathered into its own memory, with padding; several come through a flat
+        # buffer, and are copied out of it without.
         if self._ranks == 1 or len(parameters) == 1:
             for p in parameters:
                 self._allocate(p, self._padded(p))

@@ -137,7 +137,7 @@ class Zero12(FlatBuffers):
                         timeline.allocate("flat in fp32", FP32 * partition, "temporary")
                         timeline.free("flat")
                 if number == len(partitions) - 1:
-                    timeline.free("kept")
+                    timeline.free("kept")  # of all groups, until each has its copy
             self.update_piece(number, partition)
             timeline.free("flat")
             timeline.free("flat in fp32")
