@@ -109,7 +109,7 @@ class _Recast:
         if self._casts[index] is None:
             copies = _copied(self._weights, [self._dtype] * len(self._weights))
             self._casts = list(copies)
-        cast, self._casts[index] = self._casts[index], None
+        cast, self._casts[index] = self._casts[index], None  # freed with its reader
         assert cast is not None
         return cast
 

@@ -102,6 +102,7 @@ class ModelConfig:
         for field in ("kv_heads", "head_dim", "d_ff", "mlp_tile"):
             if getattr(self, field) is not None:
                 require_positive(field, getattr(self, field))
+        # One spelling, so that equal models compare equal.
         object.__setattr__(self, "bias", spelled_bias(biased(self.bias)))
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} is outside [0, 1); use 0 to turn it off.")

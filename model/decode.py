@@ -91,7 +91,7 @@ def continuation(
     """
     cache: Cache | ForeignCache
     if isinstance(model, GPT):
-        cache = Cache(model, len(prompt) + most - 1)
+        cache = Cache(model, len(prompt) + most - 1)  # the last token is not fed back
     else:
         from launcher.model.foreign.decode import ForeignCache
 

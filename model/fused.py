@@ -55,6 +55,7 @@ class Norm(torch.autograd.Function):
         y, *stats = _norm(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, *stats)
         ctx.centered = bias is not None
+        # None, and no zeros, for an output that the loss does not depend on.
         ctx.set_materialize_grads(False)
         return (x, y) if beside else y
 

@@ -92,7 +92,7 @@ class Attention(nn.Module):
     def heads(self, x: Tensor, sequences: SharedInputs) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, T, d] -> q [B, T, H, head_dim], and k and v with as many heads as they have."""
         qkv, rotation = self.qkv(x.flatten(0, 1)), sequences.rotation
-        if rotation is not None and not self.normed and fused.takes(qkv):
+        if rotation is not None and not self.normed and fused.takes(qkv):  # one launch for q and k
             turned = sum(self.sizes[:2]) // self.head_size
             qkv, rotation = fused.Rotate.apply(qkv, *rotation, turned), None
         q, k, v = (

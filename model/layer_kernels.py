@@ -42,9 +42,9 @@ def _norm(
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if CENTERED:
         mean = tl.sum(value, axis=1) / WIDTH
-        value = tl.where(inside, value - mean[:, None], 0.0)
+        value = tl.where(inside, value - mean[:, None], 0.0)  # outside it is -mean
         tl.store(means + row, mean, mask=row < rows)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / WIDTH + eps)
+    rstd = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / WIDTH + eps)  # tl.sqrt is approximate
     tl.store(rstds + row, rstd, mask=row < rows)
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     out = value * rstd[:, None] * scale[None, :]
@@ -87,6 +87,7 @@ def _norm_gradient(
         normed = tl.where(inside, value * rstd, 0.0)
         scaled = slope * scale
         of_weight += slope * normed
+        # dx = rstd (g - n mean(g n) - mean(g)), with g = dy w, n the normed x; mean(g) if centered.
         change = scaled - normed * (tl.sum(scaled * normed, axis=0) / WIDTH)
         if CENTERED:
             of_bias += slope
@@ -140,6 +141,7 @@ def _swiglu_gradient(grad, x, grad_x, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     value = tl.load(x + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
     slope = tl.load(grad + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(gate)
+    # silu'(g) = s (1 + g (1 - s)), with s = sigmoid(g).
     of_gate = slope * value * share * (1.0 + gate * (1.0 - share))
     of_value = slope * gate * share
     tl.store(grad_x + at, of_gate.to(grad_x.dtype.element_ty), mask=inside)
@@ -163,7 +165,7 @@ def _rotate(
     row = tl.program_id(0).to(tl.int64)
     pair, head = tl.arange(0, BLOCK)[None, :], tl.arange(0, HEADS)[:, None]
     inside = (head < heads) & (pair < HALF)
-    angle = (row % tokens) * HALF + pair
+    angle = (row % tokens) * HALF + pair  # of the row's position
     c = tl.load(cos + angle, mask=pair < HALF, other=0.0)
     s = tl.load(sin + angle, mask=pair < HALF, other=0.0) * sign
     x += row * of_row + head * 2 * HALF + pair
@@ -218,6 +220,7 @@ def norm_backward(
     )
     grid = (_up(width, _SUMMED_COLUMNS), kinds, 1)
     sizes = (programs, width, _SUMMED_COLUMNS)
+    # Without a bias out[-1] is the weight's too, and no program is of the second kind.
     _launch(_norm_sums, grid, (sums, out[2], out[-1]), (), sizes, warps=4)
 
 

@@ -99,6 +99,7 @@ class _SwiGLU(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         gate, value = x.chunk(2, dim=-1)
         grad_x = torch.empty_like(x)
+        # Both halves are written where they belong, without a `cat`.
         grad_gate, grad_value = grad_x.chunk(2, dim=-1)
         torch.mul(grad, F.silu(gate), out=grad_value)
         torch.ops.aten.silu_backward.grad_input(grad * value, gate, grad_input=grad_gate)
@@ -157,6 +158,7 @@ Rotation = tuple[Tensor, Tensor]
 
 def rotation(config: ModelConfig, positions: Tensor) -> Rotation:
     """One table for all blocks; positions [T] int64, on the device of the model."""
+    # In fp32 whatever the model's type: bf16 cannot tell positions above 256 apart.
     even = torch.arange(0, config.head_size, 2, device=positions.device, dtype=torch.float32)
     frequency = 1.0 / config.rope_theta ** (even / config.head_size)
     if config.rope_scaling is not None:

@@ -48,6 +48,7 @@ def row_bytes(inner: int, kind: Quantization) -> int:
 
 def inner_of(row: int, kind: Quantization) -> int:
     """Elements of a row of so many bytes."""
+    # A block of 64 elements takes 32 bytes of codes, or 64, and one of its scale.
     return (row - _RANGE_BYTES) * BLOCK // (BLOCK // 2 + 1 if kind == "nf4" else BLOCK + 1)
 
 
@@ -72,10 +73,12 @@ def quantize(weight: Tensor, kind: Quantization) -> Tensor:
 def _quantized(weight: Tensor, kind: Quantization) -> Tensor:
     rows = weight.size(0)
     blocks = weight.view(rows, -1, BLOCK)
-    scales = blocks.abs().amax(-1)
+    scales = blocks.abs().amax(-1)  # [rows, in / BLOCK]
     low, high = scales.amin(-1, keepdim=True), scales.amax(-1, keepdim=True)
     step = (high - low) / 255
+    # 0 / 0 where all scales of a row are equal, and a scale of 0 where a block has zeros only.
     steps = torch.where(step > 0, (scales - low) / step, 0).round()
+    # Codes go by the scale that is read back, which is rounded to one of 256 steps.
     relative = blocks / (low + steps * step).clamp(min=torch.finfo(torch.float32).tiny)[..., None]
     if kind == "nf4":
         values = weight.new_tensor(_NF4)
@@ -103,6 +106,7 @@ def _gpu_table(dtype: torch.dtype, device: torch.device) -> Tensor:
 def dequantize(packed: Tensor, inner: int, kind: Quantization, dtype: torch.dtype) -> Tensor:
     """[out, row_bytes(in)] uint8 -> [out, in] of `dtype`."""
     rows, end = packed.size(0), _code_bytes(inner, kind)
+    # A copy, since a row's last 8 bytes may lie at any address, and fp32 needs multiples of 4.
     low, high = packed[:, -_RANGE_BYTES:].contiguous().view(torch.float32).split(1, dim=1)
     scales = (low + packed[:, end:-_RANGE_BYTES] * ((high - low) / 255)).to(dtype)
     if kind == "nf4":

@@ -83,6 +83,7 @@ def linear_cross_entropy(
         chunk_rows = automatic_chunk_rows(hidden.size(0), *weight.shape, **how)
     if chunk_rows == 0:
         logits, _ = capped(F.linear(hidden, weight).float(), softcap)
+        # Not the mean, which is NaN where every target is ignored.
         total = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
         return total / _valid_count(targets)
     training = torch.is_grad_enabled()
@@ -142,6 +143,7 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden, dtype=dtype) if wants_hidden else None
         grad_weight = None
         if wants_weight:
+            # Sums of many chunks, so in fp32; rows that only pad are cut off in backward.
             grad_weight = weight.new_zeros(width, weight.size(1), dtype=torch.float32)
         row_loss = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -198,6 +200,7 @@ def _chunk(
     target_log_p = log_p.gather(1, target_index)
     if grad_hidden is not None or grad_weight is not None:
         # d loss / d logits = softmax - one_hot(target), in the memory of log_p.
+        # expm1: p - 1 without cancellation where p is near 1.
         grad_logits = log_p.exp_().scatter_(1, target_index, target_log_p.expm1())
         through_cap_(grad_logits, bounded)
         grad_logits = grad_logits.to(hidden.dtype)
@@ -206,6 +209,7 @@ def _chunk(
             grad_hidden.copy_((grad_logits @ weight).masked_fill_(ignored[:, None], 0.0))
         if grad_weight is not None:
             hidden = hidden.masked_fill(ignored[:, None], 0.0)
+            # addmm_ takes one type, and its out_dtype, as in `add_product_`, is not there on a CPU.
             if hidden.dtype == grad_weight.dtype:
                 grad_weight.addmm_(grad_logits.t(), hidden)
             else:

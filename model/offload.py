@@ -43,6 +43,7 @@ def offload_saved() -> saved_tensors_hooks:
     return saved_tensors_hooks(_store, _restore)
 
 
+# Weak, as `before` is not: a step's last tensor would keep all of its chain in host memory.
 _latest: "weakref.ref[_Stored] | None" = None
 
 

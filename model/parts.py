@@ -36,6 +36,7 @@ def parts_of(decoder: nn.Module) -> DecoderParts:
         TypeError: it has no list of blocks, or several.
     """
     lists = {n: m for n, m in decoder.named_modules() if isinstance(m, nn.ModuleList) and len(m)}
+    # A list within another one, such as a block's experts, is a part of that.
     outer = [n for n in lists if not any(n.startswith(f"{other}.") for other in lists)]
     if len(outer) != 1:
         found = " and ".join(outer) or "none"

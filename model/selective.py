@@ -61,6 +61,7 @@ def selective_contexts(
             otherwise only those of functions that are `seen`.
     """
     kept: _Kept = defaultdict(deque)
+    # One each, since `BlockProducts` uses up its list of what comes next.
     modes = _Selective(products(), kept), _Selective(products(), kept, recomputes=True)
     forward, again = (_current(mode, sees_all) for mode in modes)
     return forward, again

@@ -32,7 +32,7 @@ def _softmax_gradient(
     A target that is no token makes its row NaN, so that the step is not applied. Triton's own
     assertions are compiled only on request, where torch's are always there.
     """
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)  # rows * stride can exceed 2^31
     logits += row * row_stride
     target = tl.load(targets + row)
     counts = target != IGNORED

@@ -203,6 +203,7 @@ class Checkpointer:
         if (agreed := self._agreed(problem)) is not None:
             raise agreed
         if trained:
+            # Counters as they are; stage 3 derives the parameters that compute from the masters.
             state.finish_load(state.counters())
 
     def _agreed(self, problem: UserError | None) -> UserError | None:
@@ -229,7 +230,7 @@ def _fill(path: Path, state: TrainingState) -> tuple[Checkpoint | None, UserErro
         checkpoint.check_own_shapes(state.own_shapes)
         with RangeReader(checkpoint) as reader:
             for shard in state.loaded():
-                if shard.data.numel() > 0:
+                if shard.data.numel() > 0:  # none beyond the last row
                     reader.read_into(shard)
     except UserError as error:
         return None, error

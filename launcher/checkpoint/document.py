@@ -53,7 +53,7 @@ def read_document(path: Path, kind: type[T]) -> T:
     if not isinstance(document, dict) or document.get("format") not in _FORMATS:
         raise damaged(path, INDEX_NAME, "is not the index of a shardscale checkpoint")
     version = document.get("version")
-    if type(version) is not int:
+    if type(version) is not int:  # True == 1
         raise damaged(path, INDEX_NAME, f"has no version, but {reprlib.repr(version)}")
     if version not in _READABLE:
         raise UserError(

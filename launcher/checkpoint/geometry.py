@@ -68,6 +68,7 @@ def _fault(pieces: Sequence[Piece], numel: int) -> str | None:
         return "too many"
     if _overlap(box for piece in places for box in piece.boxes(width)):
         return "overlapping"
+    # Inside the tensor and without overlaps, only too few elements can be wrong.
     return "missing" if sum(piece.numel for piece in places) < numel else None
 
 
@@ -84,6 +85,7 @@ def _overlap(boxes: Iterable[Box]) -> bool:
         if not begins:
             del taken[place]
             continue
+        # Sorted and disjoint: only the ranges next to its place can overlap.
         neighbours = taken[max(0, place - 1) : place + 1]
         if any(left < columns[1] and columns[0] < right for left, right in neighbours):
             return True

@@ -206,6 +206,7 @@ class Checkpoint(Contents):
             DamagedCheckpoint: a file is missing or has another length.
         """
         for file in self.files:
+            # A damaged or foreign index must not make a reader open files beyond its folder.
             if Path(file.name).name != file.name:
                 raise damaged(self.path, INDEX_NAME, f"names a file elsewhere, {file.name!r}")
             size_bytes = file_size_bytes(self.path, file.name)

@@ -97,7 +97,7 @@ class RangeReader:
         self._files = checkpoint.files
         self._ranges = [(file, entry) for file in checkpoint.files for entry in file.ranges]
         self._found: dict[tuple[str, str], list[tuple[RankFile, Range]]] = {}
-        for file, entry in sorted(self._ranges, key=_start):
+        for file, entry in sorted(self._ranges, key=_start):  # for bisection
             self._found.setdefault((entry.name, entry.kind), []).append((file, entry))
         self._with_gaps = {(r.name, r.kind) for _, r in self._ranges if r.pitch is not None}
         self._descriptors: dict[str, int] = {}
@@ -123,7 +123,7 @@ class RangeReader:
             self._read_range(self._found[key], shard)
 
     def _read_range(self, found: Sequence[tuple[RankFile, Range]], shard: Shard) -> None:
-        first = bisect.bisect_right(found, shard.start, key=_start) - 1
+        first = bisect.bisect_right(found, shard.start, key=_start) - 1  # it may reach in
         for file, entry in found[first : bisect.bisect_left(found, shard.stop, key=_start)]:
             for number in range(len(entry.checksums)):
                 begin = entry.start + number * CHUNK_ELEMENTS
@@ -156,6 +156,7 @@ class RangeReader:
             self._open(file)
         pool = ThreadPoolExecutor(min(8, usable_cores()))
         try:
+            # Results are None: this raises the first thread's error, and cancels the rest.
             for _ in pool.map(lambda found: self._check(*found), self._ranges):
                 pass
         finally:

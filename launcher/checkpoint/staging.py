@@ -78,7 +78,7 @@ def _shards_of(shard: Shard, begin: int, data: Tensor) -> Iterator[Shard]:
     """
     places, end = shard.places, begin + len(data)
     run = places.run
-    inner = {min(-(-begin // run) * run, end), max(end // run * run, begin)}
+    inner = {min(-(-begin // run) * run, end), max(end // run * run, begin)}  # ends of whole runs
     for low, high in pairwise(sorted({begin, end} | inner)):
         runs = high - low > run
         yield replace(

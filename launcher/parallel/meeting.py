@@ -35,7 +35,7 @@ def listening_store(host: str, port: int, *, nodes: int, timeout: timedelta) -> 
         is_master=True,
         wait_for_workers=False,
         multi_tenant=True,
-        master_listen_fd=listener.detach(),
+        master_listen_fd=listener.detach(),  # else closed with `listener`
         timeout=timeout,
     )
 
@@ -89,6 +89,7 @@ def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> S
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store = TCPStore(host, port, is_master=False, timeout=timeout)
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # The agent's store outlives restarts: a new attempt must not find keys of the last.
         return PrefixStore(f"/worker/attempt_{life}", store)
     if rank == 0:
         return listening_store(host, port, nodes=nodes, timeout=timeout)
@@ -115,7 +116,7 @@ def _rendezvous(parameters: Any) -> Any:
     from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
     class Backend(C10dRendezvousBackend):
-        name = BACKEND
+        name = BACKEND  # torch compares it with the name asked for
 
     host, port = endpoint_of(parameters.endpoint)
     nodes: int = parameters.max_nodes

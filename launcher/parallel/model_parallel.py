@@ -49,6 +49,7 @@ class ModelParallel:
             whole = init_device_mesh(device, mesh.shape, mesh_dim_names=names)
             context = ContextGroup(rank=mesh.model.context, group=whole.get_group("context"))
         if (rank := mesh.model.tensor) is not None:
+            # Context-parallel ranks hold the same shards, so that here they are data-parallel ones.
             shape = (world.size // rank.size, rank.size)
             whole = init_device_mesh(device, shape, mesh_dim_names=("data", "tensor"))
             tensor = TensorGroup(

@@ -125,6 +125,7 @@ def place_buffers(module: nn.Module, device: torch.device) -> None:
     """Move a decoder's buffers, which have their values already, to where it computes."""
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
+            # Not module.to(), which would move parameters, too: sharded, swapped out or meta ones.
             owner._buffers[name] = None if buffer is None else buffer.to(device)
 
 

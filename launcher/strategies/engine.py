@@ -37,7 +37,7 @@ class LossScale:
 
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
 
-    scale: Annotated[float, Interval(gt=0, lt=2**128)]
+    scale: Annotated[float, Interval(gt=0, lt=2**128)]  # fp32 ends at 2**128
     good_steps: Annotated[int, Interval(ge=0, lt=2**31)]
     """Steps since it last changed."""
 
@@ -82,6 +82,7 @@ class StorageCount:
         assert category in STATES
         if os.path.exists(path):
             status = os.stat(path)
+            # st_blocks are of 512 bytes on any file system; a sparse file has fewer than its size.
             self._entries.setdefault(-status.st_ino, (category, "disk", 512 * status.st_blocks))
 
     def ledger(self, device: torch.device, *, moment: str = "held") -> Ledger:

@@ -140,7 +140,7 @@ def create_states(
     try:
         for group, tensors in tensors_of_groups:
             for tensor in tensors:
-                if optimizer.state.get(tensor):
+                if optimizer.state.get(tensor):  # a look-up would make an entry
                     continue
                 group["params"], gradient = [tensor], tensor.grad
                 tensor.grad = torch.zeros_like(tensor)

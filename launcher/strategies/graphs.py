@@ -36,6 +36,7 @@ class GraphEngine(NativeEngine):
         self._steps, self._fits = 0, True
         self._recorded: _Recording | None = None
         self._update: _Update | None = None
+        # AdamW is a subclass of Adam; our optimizers in low precision are not, and run eagerly.
         self._records_update = isinstance(self._optimizer, torch.optim.Adam) and all(
             group["fused"] for group in self._optimizer.param_groups
         )
@@ -83,6 +84,7 @@ class GraphEngine(NativeEngine):
                 for parameter in self._module.parameters():
                     if parameter.requires_grad:
                         parameter.grad = torch.zeros_like(parameter)
+            # Clones, since every replay reads from their addresses.
             return _Recording(self._compute, tokens.clone(), targets.clone())
         except torch.OutOfMemoryError:
             self._fits = False
@@ -106,6 +108,8 @@ class _Recording:
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._forward, **_MODE):
             loss = compute(tokens, targets, None)
+        # The backward reads what the forward keeps in its pool. Graphs may share one where they are
+        # replayed in the order of their capture.
         with torch.cuda.graph(self._backward, pool=self._forward.pool(), **_MODE):
             loss.backward(self._gradient)
         self._loss = loss.detach()
@@ -142,6 +146,7 @@ class _Update:
         groups = optimizer.param_groups
         self.lr = torch.tensor(groups[0]["lr"], device=device)
         for group in groups:
+            # A float would be captured as a constant; torch's Adam is captured only if capturable.
             group["lr"], group["capturable"] = self.lr, True
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, **_MODE):

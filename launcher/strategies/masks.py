@@ -161,6 +161,7 @@ def zero(values: Tensor, bits: Tensor, *, skip: int) -> None:
     """
     for begin in range(0, len(values), CHUNK_ELEMENTS):
         part = values[begin : begin + CHUNK_ELEMENTS]
+        # Chunks are multiples of 8, so that each skips as many bits of its first byte.
         own = bits[(skip + begin) // 8 : -(-(skip + begin + len(part)) // 8)]
         part.masked_fill_(_is_zero(own, len(part), skip), 0)
 

@@ -142,10 +142,11 @@ class NativeEngine:
         self._scaler.scale(loss * self._scale).backward()
 
     def step(self) -> StepResult:
+        # In place of GradScaler.step(), which reads its flag on the host: here the norm decides.
         self._scaler.unscale_(self._optimizer)
-        limit = self._clip if self._clip > 0 else float("inf")
+        limit = self._clip if self._clip > 0 else float("inf")  # inf: a factor of 1, norm only
         norm = self._gradients.clip(limit)
-        finite = torch.isfinite(norm)
+        finite = torch.isfinite(norm)  # NaN or inf in any gradient shows in the norm
         _update_where_finite(self._optimizer, finite)
         self._drop_gradients()
         self._scaler.update()
@@ -212,7 +213,7 @@ class InBackwardEngine(NativeEngine):
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
         super().__init__(module, optimizer, **options)
-        assert self._scale == 1.0
+        assert self._scale == 1.0  # the rule `in_backward` holds both
         assert self._clip == 0
         self._square_sum: Tensor | float = 0.0
         self._group_of = {p: group for group in optimizer.param_groups for p in group["params"]}

@@ -65,6 +65,7 @@ class NativeState:
         self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
         self._optimizer = optimizer
         self._copies = _ranks() if copies is None else copies
+        # A state can be asked for before the first step has made any.
         create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
         self.shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
         self._first = next(iter(self._parameters.values()))
@@ -117,7 +118,7 @@ class NativeState:
         for name, parameter in self._parameters.items():
             for kind in (PARAM, *self._kinds[name]):
                 tensor, pieces = parameter, None
-                if reads_in_pieces(self._optimizer):
+                if reads_in_pieces(self._optimizer):  # low precision, decoded
                     pieces = self._optimizer.pieces(parameter, kind, filled=filled)
                 else:
                     tensor = state_of(self._optimizer, parameter, kind)
@@ -154,6 +155,7 @@ def _local_range(tensor: Tensor, whole_copies: tuple[int, int]) -> tuple[Tensor,
     for index, size, placement in zip(coordinate, mesh.shape, placements, strict=True):
         if placement.is_replicate():
             copy, copies = copy * size + index, copies * size
+    # FSDP2 shards dimension 0, so that local rows are one range of the flattened tensor.
     row_elements = math.prod(tensor.shape[1:])
     return tensor.to_local().detach().view(-1), offset[0] * row_elements, copy, copies
 

@@ -60,6 +60,7 @@ def swap_buffer_count(config: RunConfig) -> int:
 
 def optimizer_buffer_count(config: RunConfig) -> int:
     """Return the staging buffers for optimizer states that a rank holds, by its DeepSpeed file."""
+    # pipeline_read and pipeline_write: a file gives this section nothing else.
     pipeline = _zero_section_of_file(config).get("offload_optimizer", {}).values()
     return OVERLAPPED_OPTIMIZER_BUFFERS if any(pipeline) else OPTIMIZER_BUFFERS
 
@@ -121,6 +122,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
         fraction = sharding.offload_fraction
         host += int(fraction * (states + _crossing_bytes(config, trained, world_size, gradient)))
         if sharding.zero != 3:  # whose master weights stay where they are
+            # Stages 1 and 2 page-lock the master weights in `states`: what their rounding adds.
             stored = dtypes(config.optim).stored.itemsize
             host += _crossing_bytes(config, trained, world_size, stored) - stored * mine
     elif sharding.offload_optimizer == "nvme":
@@ -132,5 +134,6 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
         host += _crossing_bytes(config, moved, world_size, element)
     elif sharding.offload_param == "nvme":
         disk += element * mine
+        # DeepSpeed's buffers for single slices, and one in which it writes a sub-group's together.
         locked += element * (PARAM_BUFFERS * largest + group)
     return OffloadSizes(host_bytes=host, locked_bytes=locked, disk_bytes=disk)

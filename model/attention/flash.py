@@ -103,6 +103,7 @@ def document_bounds(
     [documents + 1]; None where each sequence is one. The host waits for the number of documents."""
     if starts is None:
         return None
+    # The first token always begins a document: left out here, it is the 0 that is padded below.
     begins = (starts == torch.arange(seq_len, device=device)).flatten()
     after_first = begins[1:].nonzero().flatten() + 1
     return F.pad(F.pad(after_first, (1, 0)), (0, 1), value=starts.numel()).int()
@@ -138,7 +139,7 @@ def through_torch(
         longest,
         dropout,
         window is None,  # is_causal; a window is causal by ending at 0 on the right
-        False,
+        False,  # no debug mask
         window_size_left=left,
         window_size_right=right,
     )[0]

@@ -107,6 +107,7 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Bool [Q, K] or [B, Q, K] -> per query block, how many key blocks and which: [B, 1, Q] and
     [B, 1, Q, K], B = 1 where all sequences are alike."""
     count = chosen.sum(-1, dtype=torch.int32)
+    # Stable, so that the chosen blocks come first in their order; `count` hides the rest.
     order = torch.argsort(chosen.int(), dim=-1, descending=True, stable=True).int()
     if chosen.dim() == 2:
         count, order = count[None], order[None]

@@ -179,6 +179,7 @@ def skeleton(document: str, attention: str) -> Any:
 
     nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
+        # The caller may build on the meta device, where buffers would have no values.
         with torch.device("cpu"):
             return new_causal(document, attention)
     finally:
@@ -250,10 +251,12 @@ def _draw(causal: Any, unit: str, seed: int, device: torch.device) -> dict[str, 
     modules = list(module.modules()) if in_block else [module]
     for owner in modules:
         owner._parameters = {
+            # NaN shows what no initialiser has reached.
             name: None if p is None else nn.Parameter(torch.full_like(p, torch.nan, device=device))
             for name, p in owner._parameters.items()
         }
     digest = hashlib.blake2b(f"{seed}:{unit}".encode(), digest_size=8).digest()
+    # transformers draws from the global generator, with which training goes on.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int.from_bytes(digest, "little") >> 1)
         with torch.no_grad():

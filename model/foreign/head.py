@@ -54,6 +54,7 @@ def logit_function(causal: Any) -> LogitFunction:
     decoder, head, read = causal.get_decoder(), causal.get_output_embeddings(), []
     with torch.device("cpu"), torch.no_grad():  # the caller's device may be meta
         products = torch.linspace(-200.0, 200.0, head.out_features).view(1, 1, -1)
+        # 1 gives the scale, infinity the cap; the others check the formula.
         products[..., :2] = torch.tensor([1.0, torch.inf])
         hidden = torch.linspace(-1.0, 1.0, head.in_features).view(1, 1, -1)
 

@@ -51,6 +51,7 @@ def matrix_styles(config: ForeignConfig) -> Mapping[str, str]:
 def _styles(document: str, attention: str) -> dict[str, str]:
     causal = skeleton(document, attention)
     plan = causal.config.base_model_tp_plan or {}
+    # In a plan * stands for the number of a layer.
     patterns = {
         re.compile(re.escape(f"{causal.base_model_prefix}.{name}").replace(r"\*", r"\d+")): style
         for name, style in plan.items()

@@ -132,6 +132,7 @@ def _obstacles_of_shards(
     except Exception as error:  # its code may know whole matrices only, and raise anything
         yield f"does not compute with shards of them ({type(error).__name__}: {error})"
         return
+    # From the output back, each path has to meet a sum before it meets columns of a shard.
     if not columns.isdisjoint(_reached([hidden.grad_fn], sums)):
         yield "sums up no shards behind one of them"
     names = {id(parameter): name for name, parameter in causal.named_parameters()}

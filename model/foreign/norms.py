@@ -57,6 +57,7 @@ def _form_of(module: nn.Module) -> _Form | None:
     if len(names) != 1 or len(arguments) != 1 or module._modules or module._buffers:
         return None
     probe = copy.copy(module)
+    # No weight of all ones, so that one with an offset of 1 (Gemma's) differs.
     weight = nn.Parameter(torch.linspace(0.5, 1.5, _WIDTH, device="cpu"))
     probe.__dict__["_parameters"] = {"weight": weight}
     x = torch.linspace(-2.0, 3.0, 2 * _WIDTH, device="cpu").view(2, _WIDTH)

@@ -75,6 +75,7 @@ def projections(config: ModelConfig) -> list[Projection]:
         rows, inner = part.shape
         target, sizes, _ = parts.projections(config)[name]
         starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        # GPT-2's c_attn is query, key and value in one matrix; Llama's are three parts of our qkv.
         whole = rows == sum(sizes)
         found.append(
             Projection(
@@ -194,6 +195,7 @@ def _settings_of(
         "use_rslora": lora.rslora,
         "target_modules": list(names),
         "rank_pattern": {name: lora.rank * count for name, count in joined.items()},
+        # alpha / growth(rank) is the scale: with count times the rank it needs as much more alpha.
         "alpha_pattern": {name: lora.alpha * growth(count) for name, count in joined.items()},
         "bias": "none",
         "fan_in_fan_out": chosen[0].part.transposed,

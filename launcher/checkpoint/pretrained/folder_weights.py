@@ -35,6 +35,7 @@ class FolderWeights(ABC):
         self.folder, self.config = folder, config
         self.shapes: Mapping[str, tuple[int, ...]] = dict(parameter_shapes(config))
         """Name -> shape of our parameters, in their order."""
+        # An error in `_match` closes the files; after `pop_all` they stay open.
         with contextlib.ExitStack() as opening:
             self._weights = opening.enter_context(WeightFiles(folder))
             self._match()

@@ -108,9 +108,11 @@ class PeftFolder:
             a = torch.zeros(lora.rank, projection.inner)
             if rank:
                 a[:rank] = self._tensor(adapter_key(projection, "A"))
+            # Ours have an A each: equal at first, and then trained apart.
             return a.repeat(len(projection.sizes), 1)
         b = torch.zeros(sum(projection.sizes), lora.rank)
         if rank:
+            # All of ours have one scale: what differs from it goes into B.
             ratio = self._scale(projection) / lora.scale
             b[:, :rank] = self._tensor(adapter_key(projection, "B")) * ratio
         return b

@@ -123,6 +123,7 @@ class Settings:
         document = read_json(path)
         for name, allowed in _ONLY.items():
             value = document.get(name, allowed[0])
+            # 1 == True in Python, so that types are compared, too.
             if not any(type(value) is type(one) and value == one for one in allowed):
                 raise UserError(
                     f"{path}: {name} is {value!r}, and shardscale's adapters compute only "

@@ -117,6 +117,7 @@ class TransformersWeights(FolderWeights):
 
     def _check_left_over(self, stored: dict[str, str]) -> None:
         left = {k: name for k, name in stored.items() if not re.fullmatch(self.family.buffers, k)}
+        # The number of a block, at its place in the name of each family's ln_1.
         block = re.escape(self.family.tensors["ln_1"][0].removeprefix(self.family.prefix))
         block = block.partition(r"\{\}")[0] + r"(\d{1,6})\."
         blocks = [int(match[1]) for name in left if (match := re.match(block, name))]

@@ -93,7 +93,7 @@ class Drawn:
         self.config = dataclasses.replace(config, lora=None, quantize_base="none")
         self._base, self._seed = base, base.seed
         self._shapes = parameter_shapes(self.config)
-        self._device = base.fingerprint.rpartition(" ")[2]
+        self._device = base.fingerprint.rpartition(" ")[2]  # "seed 1337 on cuda"
         if self._device == "cuda" and not torch.cuda.is_available():
             raise UserError(
                 f"the weights beside these adapters are those of {base.fingerprint}, which draws "

@@ -43,6 +43,7 @@ class Quantized:
         width = row_bytes(inner, self._kind)
         rows = max(1, CHUNK_ELEMENTS // inner)
         last = -(-shard.stop // width)
+        # Whole rows are quantised, also where the range begins or ends within one.
         for first in range(shard.start // width, last, rows):
             end = min(first + rows, last)
             data = torch.empty((end - first) * inner)

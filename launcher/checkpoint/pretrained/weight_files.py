@@ -95,7 +95,7 @@ def write_safetensors(
                 if dtype == torch.float16 and cast.isinf().any():
                     most = torch.finfo(dtype).max
                     raise UserError(f"--dtype fp16: {name} has values beyond {most:g}; use bf16")
-                file.write(cast.contiguous().view(torch.uint8).numpy().data)
+                file.write(cast.contiguous().view(torch.uint8).numpy().data)  # NumPy has no bf16
     sync(path)
 
 

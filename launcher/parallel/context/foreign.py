@@ -59,6 +59,7 @@ class _WithSinks:
 def _function(module: Any, chosen: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    # Each file of transformers' models has an eager function of its own.
     eager = sys.modules[type(module).__module__].eager_attention_forward
     found: Callable[..., tuple[Tensor, Tensor | None]]
     found = ALL_ATTENTION_FUNCTIONS.get_interface(chosen, eager)

@@ -54,6 +54,7 @@ class _Ring(torch.autograd.Function):
         while the next step computes, and are back at their rank after the last."""
         q, k, v, out, lse = ctx.saved_tensors
         kv = torch.stack((k, v))
+        # Summed over all steps, so in fp32.
         dq = torch.zeros_like(q, dtype=torch.float32)
         dkv = torch.zeros_like(kv, dtype=torch.float32)
         arriving: Callable[[], Tensor] | None = None
@@ -99,12 +100,13 @@ def _visible(rank: int, source: int, tokens: int) -> tuple[slice, slice, bool]:
         return slice(None), slice(None), True
     if source < rank:  # its late chunk is later than both of ours
         return slice(None), slice(None, tokens // 2), False
-    return slice(tokens // 2, None), slice(None), False
+    return slice(tokens // 2, None), slice(None), False  # only our late chunk is later than theirs
 
 
 def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
     """Add the contribution of other keys in place. out [B, H, t, e] and lse [B, H, t], fp32; lse
     is -inf where no key was seen yet."""
+    # The new keys' share, exp(b) / (exp(a) + exp(b)): 1 where a, lse, is -inf.
     weight = torch.sigmoid(other_lse - lse)
     out.lerp_(other.float(), weight[..., None])
     lse.copy_(torch.logaddexp(lse, other_lse))
@@ -118,6 +120,7 @@ def _circulate(kv: Tensor, context_group: ContextGroup) -> Iterator[tuple[int, T
         arriving = context_group.ring_exchange(kv)
         yield (rank - step) % ranks, kv
         kv = arriving()
+    # After ranks - 1 steps that of the next rank is here; it is sent no further.
     yield (rank + 1) % ranks, kv
 
 
@@ -134,7 +137,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tens
     elif q.dtype == torch.float32:
         k, v = repeat_for(q, k, v)
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        out, lse, *_ = efficient(q, k, v, None, True, 0.0, causal)
+        out, lse, *_ = efficient(q, k, v, None, True, 0.0, causal)  # with lse, no bias or dropout
         lse = lse[:, :, : q.size(2)]  # it fills up to a multiple of 32
     else:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)

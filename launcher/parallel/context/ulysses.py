@@ -23,6 +23,7 @@ def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> Attention
     def attend(
         q: Tensor, k: Tensor, v: Tensor, *, mask: Any, window: int | None, dropout: float
     ) -> Tensor:
+        # Heads are exchanged whole: each rank needs at least one of keys and values.
         if (repeats := ranks // k.size(1)) > 1:
             k, v = (x.repeat_interleave(repeats, dim=1) for x in (k, v))
         q, k, v = (to_heads(x, context_group) for x in (q, k, v))
@@ -77,11 +78,13 @@ class _Exchange(torch.autograd.Function):
 
 def _to_heads(x: Tensor, context_group: ContextGroup) -> Tensor:
     # Tokens come first on the way, so that what arrives from the ranks in order is in order.
+    # [ranks, T/ranks, B, H/ranks, e], by the rank whose heads they are.
     chunks = x.unflatten(1, (context_group.rank.size, -1)).permute(1, 3, 0, 2, 4).contiguous()
     return context_group.all_to_all(chunks).flatten(0, 1).permute(1, 2, 0, 3)
 
 
 def _to_tokens(x: Tensor, context_group: ContextGroup) -> Tensor:
+    # [ranks, T/ranks, B, H/ranks, e], by the rank whose tokens they are.
     chunks = x.permute(2, 0, 1, 3).unflatten(0, (context_group.rank.size, -1)).contiguous()
     # As one heads wide row per token, which is how the next projection reads it.
     received = context_group.all_to_all(chunks).permute(2, 1, 0, 3, 4)

@@ -56,7 +56,7 @@ class LocalMatrixDecoder(ForeignDecoder):
 
 def _local_causal(config: ForeignConfig, tensor_group: TensorGroup) -> Any:
     """Build a model with local parameters, and never whole ones: zero.Init would shard those."""
-    causal = copy.deepcopy(skeleton(config.document, config.attention))
+    causal = copy.deepcopy(skeleton(config.document, config.attention))  # the skeleton is cached
     rank = ModelParallelRank(tensor=tensor_group.rank)
     local = {
         parameter: _Allocated(
@@ -186,6 +186,7 @@ def _look_up_rows(embedding: Any, first: int, end: int, tensor_group: TensorGrou
     forward does to a vector."""
     look_up, padding = embedding.forward, embedding.padding_idx
     inside = padding is not None and first <= padding < end
+    # The row that gets no gradient, counted from this rank's first.
     embedding.padding_idx = padding - first if inside else None
 
     def forward(tokens: Tensor) -> Tensor:

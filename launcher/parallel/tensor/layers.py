@@ -57,6 +57,7 @@ class _ColumnParallelLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         rows, weight = ctx.saved_tensors
+        # This rank's columns give a summand of the gradient of all rows.
         grad_x = ctx.tensor_group.reduce_scatter(grad @ weight.to(grad.dtype)).to(ctx.x_dtype)
         grad_weight = (grad.t() @ ctx.tensor_group.all_gather(rows)).to(weight.dtype)
         grad_bias = None if ctx.bias_dtype is None else grad.sum(0).to(ctx.bias_dtype)

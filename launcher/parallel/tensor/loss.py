@@ -118,7 +118,7 @@ class _VocabParallelLoss(torch.autograd.Function):
                 whole = hidden[rows].to(dtype)
                 if scattered:
                     whole = tensor_group.all_gather(whole)
-                wanted = targets[:, rows].flatten()
+                wanted = targets[:, rows].flatten()  # as the rows are gathered
                 logits, bounded = capped((whole @ cast_weight.t()).float(), softcap)
                 total += _losses(logits, wanted, first, tensor_group).sum()
                 if grad_hidden is None or grad_weight is None:
@@ -163,9 +163,11 @@ def _losses(logits: Tensor, targets: Tensor, first: int, tensor_group: TensorGro
     counts = targets != IGNORE_INDEX
     index = targets - first
     here = (index >= 0) & (index < logits.size(1)) & counts
+    # Index 0 stands for targets of other ranks; what is gathered there, or added, is 0.
     index = index.masked_fill_(~here, 0)[:, None]
     of_target = logits.gather(1, index).squeeze(1).masked_fill_(~here, 0.0)
     logits.exp_()
+    # Softmax's denominator, and the target's logit, which one rank has: one reduction for both.
     sums, of_target = tensor_group.all_reduce(torch.stack((logits.sum(-1), of_target)))
     logits.div_(sums[:, None]).masked_fill_(~counts[:, None], 0.0)
     logits.scatter_add_(1, index, -here.to(logits.dtype)[:, None])

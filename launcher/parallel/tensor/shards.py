@@ -52,6 +52,7 @@ class ParameterShard:
             return (*self.full_shape[:-1], self.columns[1] - self.columns[0])
         if not self.rows:
             return self.full_shape
+        # [experts, rows, width]: `rows` count through all experts, and each gives as many.
         *matrices, _, width = self.full_shape if self.full_shape[1:] else (*self.full_shape, 0)
         count = sum(end - begin for begin, end in self.rows) // math.prod(matrices)
         return (*matrices, count, width) if self.full_shape[1:] else (count,)

@@ -46,6 +46,7 @@ class Ddp(Strategy):
         wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
 
         def set_sync(last: bool) -> None:
+            # As DDP's no_sync(), which would have to be open in the forward and the backward.
             wrapped.require_backward_grad_sync = last
 
         return native_engine(

@@ -47,7 +47,7 @@ class DdpBuffers(Whole):
         if self._arrived and not self._rebuilt:
             self._rebuilt = True
             before = self._buckets
-            self._allocate(self._arrived, "rebuilt")
+            self._allocate(self._arrived, "rebuilt")  # new ones, then the former go
             for key in before:
                 self.timeline.free(key)
 

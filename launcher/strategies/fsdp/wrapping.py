@@ -39,12 +39,14 @@ def build(inputs: BuildInputs) -> Engine:
     parts = parts_of(root)
     blocks = [*parts.blocks]
     sizes_bytes = [_computed_bytes(block, inputs.types.computed) for block in blocks]
+    # Inner groups before the root, which takes the parameters that no group has yet.
     for layers in block_groups(sizes_bytes, inputs.world.device.type):
         together = blocks[layers.start : layers.stop]
         fully_shard(together, reshard_after_forward=reshard, **options)
     if not tied:
         head = [*parts.head.values()]
         fully_shard(head, reshard_after_forward=reshards_group(HEAD), **options)
+    # The root's flag is given: left at None, FSDP2 would keep its parameters after the forward.
     fsdp = fully_shard(root, reshard_after_forward=reshards_group(ROOT), **options)
     offloaded = sharding.offload_param == "cpu"
     home = torch.device("cpu") if offloaded else inputs.world.device
@@ -94,6 +96,8 @@ def _options(inputs: BuildInputs) -> dict[str, Any]:
     options: dict[str, Any] = {"mesh": _mesh(inputs)}
     types = inputs.types
     if types.computed != types.stored:
+        # Shards keep `stored`, casts are per gather; gradients are reduced in fp32, as DDP does
+        # under autocast.
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=types.computed, reduce_dtype=types.stored
         )
@@ -113,6 +117,7 @@ def _mesh(inputs: BuildInputs) -> DeviceMesh:
     if model_parallel == 1 and replicas == 1:
         return init_device_mesh(device, (size,))
     shape = (replicas, size // replicas, model_parallel)
+    # Tensor-parallel ranks are adjacent (parallel/mesh.py), so that they are the last dimension.
     whole = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard", "model"))
     return whole["shard"] if replicas == 1 else whole["replicate", "shard"]
 
@@ -139,6 +144,8 @@ def _materialize_shards(
     for name, parameter in module.named_parameters():
         assert isinstance(parameter, DTensor)
         value = initial_value(name, parameter.shape)
+        # Each rank has computed the full value: with None it takes its slice of that and sends
+        # nothing, where rank 0 scatters by default.
         shard = distribute_tensor(
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
         )

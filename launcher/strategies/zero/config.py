@@ -80,7 +80,7 @@ def _owned(config: RunConfig, *, accumulation: int) -> JsonObject:
         # The optimizer comes from launcher/optim/, on the device and offloaded alike.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "steps_per_print": 2**62,
+        "steps_per_print": 2**62,  # never: the loop prints its own lines
         # They would wait for the device twice a step, for unused figures.
         "timers": {"throughput": {"enabled": False}},
         **_precision_sections(config),
@@ -120,6 +120,7 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
         # Biases and norms stay whole on every rank; matrices are sharded.
         vectors = (p.elements for p in parameters_of(model) if len(p.shape) == 1)
         section["stage3_param_persistence_threshold"] = max(vectors)
+        # Room for the block that computes, one fetched ahead, and the embedding or head.
         section["stage3_max_live_parameters"] = 2 * fetched + model.vocab_size * model.d_model
         # A block's weights stay between their uses: the tiles of an MLP use them in turn.
         section["stage3_max_reuse_distance"] = fetched
@@ -134,7 +135,7 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
 def _add_nvme(section: JsonObject, config: RunConfig, model: ModelConfig, world_size: int) -> None:
     """Add buffers of the model's size; the engine adds the folder."""
     if config.sharding.offload_optimizer == "nvme":
-        section["sub_group_size"] = swap_buffer_count(config)
+        section["sub_group_size"] = swap_buffer_count(config)  # what a buffer holds
         section["offload_optimizer"]["buffer_count"] = optimizer_buffer_count(config)
     if config.sharding.offload_param == "nvme":
         section["sub_group_size"] = swap_buffer_count(config)

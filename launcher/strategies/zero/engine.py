@@ -100,9 +100,10 @@ class ZeroEngine:
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss * self._scale, scale_wrt_gas=False)
+        self._engine.backward(loss * self._scale, scale_wrt_gas=False)  # its default divides again
 
     def step(self) -> StepResult:
+        # DeepSpeed calls our optimizer as it is at stage 0: the flag makes that skip the step.
         if self._norm_is_ours:  # stage 0 has none to tell, and would train on with NaN
             norm = self._gradients.norm()
             finite = torch.isfinite(norm)
@@ -119,6 +120,7 @@ class ZeroEngine:
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
         if scaler is None or not scaler.dynamic:
             return None
+        # cur_iter has counted the last step already, and last_overflow_iter begins at -1.
         good_steps = scaler.cur_iter - 1 - scaler.last_overflow_iter
         return LossScale(scale=float(scaler.cur_scale), good_steps=good_steps)
 
@@ -150,7 +152,7 @@ class ZeroEngine:
 def import_deepspeed(device: torch.device) -> Any:
     """deepspeed, quiet, and compiling nothing on a CPU."""
     if device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ["DS_ACCELERATOR"] = "cpu"  # else a GPU that is there is taken
     level = logging.DEBUG if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.ERROR
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", logging.getLevelName(level).lower())
     with importing():

@@ -32,6 +32,7 @@ ABANDONED_S = 600.0  # a build writes something every minute or two, however slo
 NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "cifs", "fuse", "beegfs", "gpfs")
 
 # DeepSpeed prints while it is imported, and fixes its accelerator then.
+# `import launcher` makes the build end with its parent.
 BUILD = """
 import launcher
 from deepspeed.ops.op_builder import AsyncIOBuilder
@@ -70,7 +71,7 @@ def is_built() -> bool:
     spec = importlib.util.find_spec("deepspeed")
     if spec is None or spec.origin is None:
         return False
-    if any(Path(spec.origin).parent.glob("ops/aio/async_io_op*.so")):
+    if any(Path(spec.origin).parent.glob("ops/aio/async_io_op*.so")):  # DS_BUILD_AIO=1
         return True
     stamp = build_folder("async_io") / STAMP
     return (
@@ -179,6 +180,7 @@ def _build(device_type: str, folder: Path) -> None:
         assert build.stdout is not None
         for line in build.stdout:
             file.write(line)
+            # ninja's lines, one per object file.
             if progress := re.match(r"\[(\d+)/(\d+)\] .*-DTORCH_EXTENSION_NAME=(\w+)", line):
                 done, total, op = progress.groups()
                 print(f"shardscale: building {op}: {done} of {total}", file=sys.stderr)

@@ -35,6 +35,7 @@ def saving_places(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
             return saved
         storage = saved.untyped_storage()._cdata
         for each in experts:
+            # A released parameter is an empty tensor, with a storage of its own.
             if each.numel() and each.untyped_storage()._cdata == storage:
                 offset = int(saved.storage_offset() - each.storage_offset())
                 return _Place(each, tuple(saved.size()), saved.stride(), offset)

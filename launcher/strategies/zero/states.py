@@ -57,7 +57,7 @@ def count_states(engine: Any) -> StorageCount:
     """Everything that a DeepSpeed engine holds between two steps."""
     count = StorageCount()
     outer = engine.optimizer
-    inner = getattr(outer, "optimizer", outer)
+    inner = getattr(outer, "optimizer", outer)  # stage 0 has one optimizer
     parameters = list(engine.module.parameters())
     count_swapped(engine, count)  # first: states that were swapped out may still name its buffers
     masters = list(_held(outer, MASTER_WEIGHTS))

@@ -55,6 +55,7 @@ class Swapped:
         """A flat fp32 state of a sub-group, mapped from its file: nothing is in memory yet, and
         what is written to it goes into the file."""
         path = self._path(master, kind)
+        # Pages of an earlier read may be older than what direct I/O has written since.
         _forget_cached(path)
         numel = self._swapper.swap_params_info[self._swapper.parameter_id(master)].numel()
         return torch.from_file(str(path), shared=True, size=numel, dtype=torch.float32)
@@ -163,7 +164,7 @@ def count_swapped(engine: Any, count: StorageCount) -> None:
     if optimizer_swapper is not None:
         count.add("buffers", optimizer_swapper.swap_buffer_manager.all_buffers)
         for info in optimizer_swapper.swap_params_info.values():
-            master, *states = info.get_swap_paths()
+            master, *states = info.get_swap_paths()  # the parameter comes first
             count.add_file("master", master)
             for path in states:
                 count.add_file("optimizer", path)

@@ -57,7 +57,10 @@ def test_llama_factorys_max_length_is_for_generation(folder: Path) -> None:
 
 def test_gathers_are_planned_as_limited(folder: Path) -> None:
     path = folder / "limited.yaml"
-    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 2\n"
+        "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n"
+    )
     path.write_text(f"{text}  limit_all_gathers: true\n  fsdp_use_orig_params: true\n")
     reading = read_files([read_source(path)])
     assert reading.left_out == []
