@@ -186,6 +186,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         mesh=mesh,
         seq_len=resolved.seq_len,
         batch=data.micro_batch,
+        metered=partial(session.memory.apart, "evaluation", "forward"),
     )
 
     held_out = HeldOut(resolved, corpus, engine, session, measure=measure, device=world.device)

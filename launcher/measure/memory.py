@@ -62,10 +62,10 @@ class MemoryMeter:
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def checkpointing(self, period: str) -> Iterator[None]:
-        """Measure a checkpoint that is read or written inside, in a period of its own."""
+    def apart(self, period: str, phase: str) -> Iterator[None]:
+        """Measure an evaluation or a checkpoint inside, which are no part of a step."""
         self.period(period)
-        with self.phase("checkpoint"):
+        with self.phase(phase):
             yield
 
     def watch(self, engine: Engine) -> None:
@@ -88,6 +88,10 @@ class MemoryMeter:
     def peaks(self) -> dict[tuple[str, str], int]:
         """Return (period, phase) -> peak bytes."""
         return self._peaks
+
+    def peak_bytes(self) -> int | None:
+        """Return the highest of the whole run."""
+        return max(self._peaks.values(), default=None)
 
     def now(self) -> Ledger | None:
         """Return the ledger at this moment, for a failure report."""
@@ -169,6 +173,7 @@ class CudaMemory(MemoryMeter):
 
         self._context_bytes: int | None = None
         self._sampled = True
+        self._highest_step_bytes = 0
         self._history = AllocatorHistory(device, is_recorded=history_is_recorded)
 
     def period(self, name: str) -> None:
@@ -179,6 +184,7 @@ class CudaMemory(MemoryMeter):
             # what is not torch's: the context with its kernels, NCCL, other processes
             self._context_bytes = total - free - torch.cuda.memory_reserved(self._device)
         super().period(name)
+        self._sampled = True  # outside of steps; `begin_step` decides for each of them
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -210,11 +216,16 @@ class CudaMemory(MemoryMeter):
         if self._recording:
             self._history.record(self._count().addresses)
 
-    def step_peak_bytes(self) -> int | None:
+    def step_peak_bytes(self) -> int:
         # Sampled phases have reset the statistics; in other steps these are the whole step's.
         return max(self._step_peak_bytes, torch.cuda.max_memory_allocated(self._device))
 
+    def peak_bytes(self) -> int:
+        # phases of most steps are not sampled, and routed experts make steps differ
+        return max(self._highest_step_bytes, *self._peaks.values())
+
     def end_step(self, step: int) -> Ledger | None:
+        self._highest_step_bytes = max(self._highest_step_bytes, self.step_peak_bytes())
         if not self._recording:
             return None
         self._recording = False

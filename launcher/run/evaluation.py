@@ -1,8 +1,10 @@
 """Loss and perplexity over a split, every token read once, spread over the ranks."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -32,6 +34,7 @@ def evaluate(
     seq_len: int,
     batch: int,
     max_sequences: int | None = None,
+    metered: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     progress: Callable[[int, int], None] = lambda done, total: None,
     ends_after: Callable[[int], bool] = lambda batch: False,
 ) -> EvalRecord:
@@ -40,6 +43,7 @@ def evaluate(
     Args:
         loss_of: `evaluate` of an engine.
         max_sequences: read only that many, over all ranks.
+        metered: opens the context in which the batches are read.
         ends_after: called by all ranks after each batch; True ends the evaluation there.
     """
     started = time.perf_counter()
@@ -54,14 +58,15 @@ def evaluate(
     )
     # Sums run into the tens of millions: fp32 would drop digits.
     sums = torch.zeros(2, dtype=torch.float64)
-    for done, arrays in enumerate(batches, start=1):
-        count = int((arrays[1] != IGNORED_TARGET).sum())
-        loss = float(loss_of(*(torch.from_numpy(a).to(world.device) for a in arrays)))
-        if count:  # a batch of padding alone has no mean
-            sums += torch.tensor([loss * count, count], dtype=torch.float64)
-        progress(done, len(batches))
-        if done < len(batches) and ends_after(done):
-            break
+    with metered():
+        for done, arrays in enumerate(batches, start=1):
+            count = int((arrays[1] != IGNORED_TARGET).sum())
+            loss = float(loss_of(*(torch.from_numpy(a).to(world.device) for a in arrays)))
+            if count:  # a batch of padding alone has no mean
+                sums += torch.tensor([loss * count, count], dtype=torch.float64)
+            progress(done, len(batches))
+            if done < len(batches) and ends_after(done):
+                break
     if world.size > 1:
         dist.all_reduce(sums)
         sums /= mesh.loss_copies  # tensor-parallel ranks have summed the same losses

@@ -89,13 +89,13 @@ class Saves:
             if resume.reopens:
                 self._console.line("nothing was saved yet: starts again at step 1")
             if (folder := self._resolved.config.model.init_from) is not None:
-                with self._memory.checkpointing("resume"), self._weights(folder) as weights:
+                with self._memory.apart("resume", "checkpoint"), self._weights(folder) as weights:
                     self._opened().begin_with(weights, engine)
                 self._console.line(f"begins with the weights of {folder}")
             return 0
         from launcher.run.provenance import differences
 
-        with self._memory.checkpointing("resume"):
+        with self._memory.apart("resume", "checkpoint"):
             loaded = self._opened().load(resume.source, engine)
             assert loaded is not None
             self._fill_base(loaded.checkpoint, engine)
@@ -189,7 +189,7 @@ class Saves:
         replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
-        with self._memory.checkpointing("save"):
+        with self._memory.apart("save", "checkpoint"):
             held = self._report(
                 lambda: self._opened().save(
                     step, engine, extra, replaces=replaces, staging_bytes=self._staging_bytes()

@@ -164,7 +164,6 @@ class Session:
             self._stopped_by = "max_minutes"
         self._saves.after_training(self.step, self._engine, preempted=self.agreement.preempted)
         self._energy_after = self.sampler.energy
-        self.memory.period("evaluation")
         self.journal.write(self._engine.count_states().ledger(self._world.device))
 
     @contextlib.contextmanager

@@ -215,11 +215,11 @@ def summarize(
     """
     tokens_per_s = journal.tokens_per_s()
     on_gpu = world.device.type == "cuda"
-    live_peaks = memory.peaks().values()
+    live_peak_bytes = memory.peak_bytes()
     mine = RankSummary(
         rank=world.rank,
-        peak_bytes=max(live_peaks) if on_gpu else peak_rss_bytes(),
-        traced_peak_bytes=max(live_peaks, default=None),
+        peak_bytes=live_peak_bytes or 0 if on_gpu else peak_rss_bytes(),
+        traced_peak_bytes=live_peak_bytes,
         tokens_per_s=tokens_per_s,
         training_power_w=training_power_w,
         samples=samples,

@@ -1,11 +1,13 @@
 """torch's own caching allocator: its limit, what a run does at it, its segments and its history."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nullgpu.runs import SHORT, command, train
+from nullgpu.runs import ROOT, SHORT, command, environment, train
 
 
 def test_out_of_memory_ends_with_advice(tmp_path: Path) -> None:
@@ -90,3 +92,40 @@ def test_a_fraction_of_the_optimizer_is_in_host_memory(type_: str, tmp_path: Pat
     for name in names:
         assert plan["measured"][name] == plan["predicted"][name] == device[f"{name}_bytes"]
     assert predicted["host"]["used_bytes"] == sum(host[f"{name}_bytes"] for name in names)
+
+
+BETWEEN_SAMPLES = """
+import os
+import torch
+from launcher.measure.memory import memory_meter
+meter = memory_meter(torch.device("cuda", 0), trace=False)
+meter.period("steady")
+meter.begin_step(11)  # of which phases are not sampled
+with meter.phase("forward"):
+    torch.empty(2**28, dtype=torch.uint8, device="cuda")
+meter.end_step(11)
+meter.begin_step(13)
+meter.end_step(13)
+assert 2**28 <= meter.peak_bytes() < 2**29, meter.peak_bytes()
+with meter.apart("save", "checkpoint"):
+    torch.empty(2**29, dtype=torch.uint8, device="cuda")
+assert meter.peaks()["save", "checkpoint"] >= 2**29
+os._exit(0)
+"""
+
+
+def test_the_peak_of_a_run_is_that_of_every_step_and_save(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", BETWEEN_SAMPLES]
+    done = subprocess.run(words, env=environment(tmp_path), cwd=ROOT, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_evaluations_have_a_peak_of_their_own(tmp_path: Path) -> None:
+    # Blocks are recomputed in training; an evaluation holds the logits of all tokens.
+    small = ("--activation-checkpointing", "full", "--micro-batch", "64", "--eval-every", "2")
+    run = train(tmp_path, "--precision", "bf16", *small)
+    assert run.code == 0, run.output[-4000:]
+    (peak,) = [r["peak_bytes"] for r in run.records("phase") if r["period"] == "evaluation"]
+    highest = max(step["allocated_peak_bytes"] for step in run.records("step"))
+    assert peak > 0
+    assert run.json("summary.json")["ranks"][0]["peak_bytes"] == max(peak, highest)

@@ -38,7 +38,7 @@ def is_bad(loss: torch.Tensor) -> bool:
 
 
 found_inf = (x.sum() > 3).float()
-train_info = {}
+train_info: dict[str, float] = {}
 counts = (x > 0).sum()
 got = {
     "inf": found_inf.item(),
