@@ -57,20 +57,21 @@ def check_minimum_memory(resolved: Resolved, *, world_size: int, ranks_per_node:
     data_ranks = resolved.config.sharding.data_ranks(world_size)
     rows = resolved.global_batch // data_ranks * (resolved.seq_len + 1) * TOKEN_BYTES
     sequences = f"--seq-len {resolved.seq_len}"
-    parts = {
+    on_device = {
         f"{_changed(config)}: the states of {model.parameter_count:,} parameters": states,
         f"--micro-batch {data.micro_batch} with {sequences}: its embeddings": batch,
-        f"{ranks_per_node} ranks on this machine": PROCESS_BYTES,
+    }
+    on_host = {
+        f"{_ranks(ranks_per_node)} on this machine": PROCESS_BYTES,
         f"--global-batch {data.global_batch} with {sequences}: its tokens": rows,
     }
-    host = rows + PROCESS_BYTES
     if config.loop.device == "cuda":
-        _compare(parts, states + batch, _device_bytes(), "a GPU")
+        _compare(on_device, _device_bytes(), "a GPU")
     else:
-        host += states + batch
+        on_host = on_device | on_host
     share = "this host" if ranks_per_node == 1 else f"1/{ranks_per_node} of this host"
     there = host_bytes() + psutil.swap_memory().total
-    _compare(parts, host, there // ranks_per_node, share)
+    _compare(on_host, there // ranks_per_node, share)
 
 
 def _state_bytes(resolved: Resolved, world_size: int) -> int:
@@ -120,8 +121,8 @@ def _changed(config: RunConfig) -> str:
     return as_flags({name: value for name, value in given.items() if value is not None})
 
 
-def _compare(parts: dict[str, int], needed: int, there: int, where: str) -> None:
-    if needed > there:
+def _compare(parts: dict[str, int], there: int, where: str) -> None:
+    if (needed := sum(parts.values())) > there:
         largest = max(parts, key=lambda name: parts[name])
         raise TooLarge(
             f"{largest} and the rest need at least {gib(needed)} per rank, and {where} has "

@@ -198,6 +198,8 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
         if out_of_memory:  # the report is safe by now
             detail |= _suggest(session, world, end.load_forecast)
             folder.write_status(replace(status, detail=detail, updated_unix_s=time.time()))
+    with contextlib.suppress(Exception):  # the failure that is reported comes first
+        session.close()
     leave(code, together=False)
 
 
@@ -229,6 +231,7 @@ def _end_with_nothing(end: Ending, error: BaseException) -> NoReturn:
         session.agreement.stop_signal = session.agreement.stop_signal or number
         session.agreement.preempted = True
         session.finish_preempted()
+        session.close()
         leave(session.exit_code, together=False)
     if end.folder is not None and end.folder.is_ours:
         state = Status(state="preempted", phase="start", reason=str(error), exit_code=code)

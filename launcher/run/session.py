@@ -42,8 +42,6 @@ from launcher.strategies.engine import Engine, StepResult
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import ExitCode
 
-SAMPLE_EVERY_S = 1.0  # memory is read more often: see `Sampler.every`
-
 
 class Session:
     """One rank's run around the training loop, from an empty folder to the summary."""
@@ -87,7 +85,7 @@ class Session:
             stops_after=loop.stop_after,
             reopens=self._resume.reopens,
         )
-        self.sampler = Sampler.every(SAMPLE_EVERY_S, world.device, self.journal.from_sampler)
+        self.sampler = Sampler.every(1.0, world.device, self.journal.from_sampler)
         self._engine: Engine | None = None
         self._peak: Ledger | None = None
         self._saves = Saves(
@@ -117,9 +115,14 @@ class Session:
         self.console.lines(introduction(self._prepared, self.record, self.folder.path, self._world))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.sampler.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stack.close()
+        if kind is None:
+            self.close()  # else when the failure is recorded: a logger may take half a minute
+
+    def close(self) -> None:
+        """Stop sampling, and close files and loggers."""
+        self.sampler.stop()
         self.journal.close()
 
     def enter(self, part: str) -> None:

@@ -162,8 +162,10 @@ def test_an_exception_on_one_rank(
     sharding: str, rank: int, step: int, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    done = broken_run(text, out, sharding, fault="raise", rank=rank)
+    done = broken_run(text, out, sharding, "--report-to=wandb", fault="raise", rank=rank)
     assert done.returncode == FAILED
+    if rank == 0:  # closing a logger may take half a minute, within which others time out
+        assert (out / "closed").read_text() == "failure recorded: True"
     assert done.stderr.count("RuntimeError: the moments went missing") == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert f"rank {rank} failed while in step of step {step}" in done.stderr
