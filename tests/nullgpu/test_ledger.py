@@ -98,6 +98,8 @@ def compare(run: Run) -> None:
     bound = BOUND * predicted["peak"]
     for line in (*CATEGORIES, "peak"):
         assert measured[line] == pytest.approx(predicted[line], abs=bound), (line, plan)
+    for period in plan["periods"].values():
+        assert period["measured"] == pytest.approx(period["predicted"], abs=bound), plan
     (steady,) = (r for r in run.records("ledger") if r["moment"] == "peak" and r["step"] == 3)
     (planned,) = (r for r in run.records("ledger") if r["moment"] == "predicted")
     assert steady["phase"] == planned["phase"]

@@ -163,6 +163,8 @@ def import_deepspeed(device: torch.device) -> Any:
         _import_muon_uncompiled()
     if device.type == "cuda":
         _do_without_nvml()
+        # Its reports of memory, which are not shown, would reset the peak that a run records.
+        deepspeed.accelerator.get_accelerator().reset_peak_memory_stats = lambda *_: None
     logger.setLevel(level)
     # An optional shared-memory all-reduce that DeepSpeed would compile, needing g++ and 23 s.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
