@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from launcher.config.arguments import print_help_if_asked
-from launcher.util.startup import importing, interruptible, outlive_readers
+from launcher.util.startup import importing, interruptible, outlive_readers, require_own_package
 
 if __name__ == "__main__":
     print_help_if_asked(sys.argv[1:])  # answers without importing torch
@@ -117,6 +117,7 @@ def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
             )
         )
     try:
+        require_own_package()
         if prepared.micro_batch_open:
             argv = plan_micro_batch(argv, ranks=1)
         else:

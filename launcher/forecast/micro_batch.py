@@ -32,8 +32,6 @@ HEADROOM_BYTES: Final = MIB
 up to half of it as measured."""
 IDLE_RANK_BYTES: Final = 350 * MIB
 """Resident set of a rank with torch loaded, before its model."""
-
-
 PLANNED_SHARE: Final = 0.95
 """Share of a GPU's free memory that a micro-batch may take by the plan, where none is tried."""
 

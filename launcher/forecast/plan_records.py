@@ -14,8 +14,6 @@ from launcher.forecast.timing import StepTime
 from launcher.util.page import page_html
 
 _NOT_ON_THE_PAGE: Final = ("config", "ledger", "peaks_bytes")
-
-
 _SECONDS: Final = {
     **{name: name for name in ("forward_s", "backward_s", "step_s", "exposed_communication_s")},
     **{"least_total_s": "least_s", "most_total_s": "most_s", "tokens_per_s": "tokens_per_s"},

@@ -22,7 +22,7 @@ def limit_memory(limit: str, device: torch.device) -> None:
     (RLIMIT_DATA) to the current size plus the limit.
 
     Raises:
-        UserError: the limit exceeds the GPU's memory.
+        UserError: the limit exceeds the GPU's memory, or the hard RLIMIT_DATA.
     """
     limit_bytes = parse_bytes(limit, "--memory-limit")
     if device.type == "cuda":
@@ -37,8 +37,14 @@ def limit_memory(limit: str, device: torch.device) -> None:
     status = Path("/proc/self/status").read_text()
     match = re.search(r"VmData:\s+(\d+) kB", status)
     assert match, "RLIMIT_DATA exists where /proc does"
+    used_bytes = int(match[1]) * 1024
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (int(match[1]) * 1024 + limit_bytes, hard))
+    if hard != resource.RLIM_INFINITY and used_bytes + limit_bytes > hard:
+        raise UserError(
+            f"--memory-limit {gib(limit_bytes)} is more than the {gib(max(0, hard - used_bytes))} "
+            "that this process may still take (ulimit -Hd): give less"
+        )
+    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + limit_bytes, hard))
 
 
 def _map_large_blocks() -> None:

@@ -98,9 +98,10 @@ def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> S
 
 def stay_on_this_node() -> None:
     """Have gloo and NCCL meet over the loopback, unless the user has chosen an interface."""
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    for library in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
+    for _, name in socket.if_nameindex():
+        if name.startswith("lo"):  # else they choose, as torch leaves it to them
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", name)
 
 
 def offer_rendezvous() -> None:

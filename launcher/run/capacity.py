@@ -22,6 +22,7 @@ from launcher.optim.registry import OPTIMIZERS, states_of
 from launcher.strategies import strategy_of
 from launcher.strategies.parameters import frozen_bytes, trained_shapes
 from launcher.util.errors import UserError
+from launcher.util.files import nearest_existing
 from launcher.util.flags import as_flags
 from launcher.util.sizes import MIB, gib, parse_bytes
 
@@ -212,7 +213,7 @@ def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
     if not (loop.saves_last or loop.saves_after_s < math.inf):
         return
     needed_bytes = checkpoint_bytes(resolved)
-    parent = next(path for path in out.absolute().parents if path.exists())
+    parent = nearest_existing(out)
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < needed_bytes:
         raise UserError(

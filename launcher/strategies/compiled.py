@@ -4,7 +4,6 @@ Compiling is in place (`nn.Module.compile`), so parameters keep their names in c
 """
 
 import os
-import shlex
 import shutil
 import sysconfig
 from importlib.util import find_spec
@@ -37,10 +36,11 @@ def require_compilers(device_type: str) -> None:
     """
     variable, default = ("CXX", "g++") if device_type == "cpu" else ("CC", "gcc")
     command = os.environ.get(variable, default)
-    if shutil.which(shlex.split(command)[0]) is None:
+    if shutil.which(command) is None:  # torch and triton start it as one word
         raise UserError(
-            f"--compile builds kernels with {command}, which is not here: install it "
-            f"(apt-get install g++), name another in {variable}, or leave --compile out"
+            f"--compile builds kernels with {command!r}, which is no program here: install it "
+            f"(apt-get install g++), name one program without options in {variable}, or leave "
+            "--compile out"
         )
     if device_type == "cuda" and find_spec("triton") is None:
         raise UserError(

@@ -145,9 +145,11 @@ class FolderLock:
 def scratch_folder(purpose: str) -> Iterator[Path]:
     """Create a temporary folder for the block, and remove those of our dead processes."""
     _remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
-    lock = FolderLock(folder)
+    # Named last: by its name others find it, and would remove it as long as it is not locked.
+    unnamed = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{purpose}-"))
+    lock = FolderLock(unnamed)
     lock.take()
+    folder = unnamed.rename(unnamed.with_name(unnamed.name[1:]))
     try:
         yield folder
     finally:

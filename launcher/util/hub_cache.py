@@ -1,11 +1,11 @@
 """Models in the Hugging Face cache of this machine, downloads into it, and whether the Hub can be
 reached."""
 
-import json
 import os
 import socket
 import sys
 import threading
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal
@@ -57,19 +57,18 @@ def cached_folder(name: str) -> Path:
         return _download(name, _SMALL, revision=None)
 
 
-def fetch_weights(folder: Path) -> None:
+def fetch_weights(folder: Path, shards: Collection[str]) -> None:
     """Download the safetensors of a model whose folder in the Hub's cache lacks them.
+
+    Args:
+        shards: names of the files in the model's index, if it has one.
 
     Raises:
         UserError: they cannot be downloaded.
     """
     name = _name_in_cache(folder)
-    if name is None:
-        return
-    index = folder / "model.safetensors.index.json"
-    shards = json.loads(index.read_bytes()).get("weight_map", {}) if index.is_file() else {}
     found = {path.name for path in folder.glob(*_WEIGHTS)}
-    if not found or set(shards.values()) - found:
+    if name is not None and (not found or set(shards) - found):
         with naming(f"hf:{name}:"):
             # the folder's name is the commit that its config is from
             _download(name, _WEIGHTS, revision=folder.absolute().name)

@@ -17,11 +17,11 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.parts import parts_of
@@ -30,7 +30,11 @@ from launcher.util.errors import UserError
 _CONTEXT: Final = ("context", "block_size", "max_seq_len", "max_position_embeddings", "n_positions")
 _HEADS: Final = ("heads", "n_head", "n_heads", "num_heads", "num_attention_heads")
 _UNLIMITED: Final = 2**20
-_DRAWING: Final = frozenset({"normal_", "uniform_", "erfinv_"})
+_DRAWING: Final = frozenset({"normal_", "uniform_"})
+_WITHOUT_MODES: Final = {
+    name: getattr(nn.init, name) for name in ("orthogonal_", "sparse_", "trunc_normal_")
+}
+"""Functions of torch.nn.init that draw without asking a mode first."""
 _RESETS: Final = ("reset_parameters", "_reset_parameters")
 """Methods by which modules of torch draw their initial values."""
 
@@ -95,8 +99,23 @@ def users_causal(document: Mapping[str, Any]) -> UsersCausal:
 class _Undrawn(TorchFunctionMode):
     """Leave parameters as they are allocated: their values are drawn later, shard by shard."""
 
+    def __enter__(self) -> Self:
+        for name, function in _WITHOUT_MODES.items():
+            setattr(
+                nn.init, name, wrap_torch_function(lambda tensor, *_, **__: (tensor,))(function)
+            )
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        for name, function in _WITHOUT_MODES.items():
+            setattr(nn.init, name, function)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in _DRAWING:
+        # A function of torch.nn.init comes by its own name, and then runs with this mode off.
+        of_init = getattr(func, "__module__", None) == "torch.nn.init"
+        if of_init or getattr(func, "__name__", "") in _DRAWING:
             drawn = args[0] if args else kwargs["tensor"]  # as torch.nn.init passes it on
             if isinstance(drawn, nn.Parameter):
                 return drawn

@@ -138,13 +138,13 @@ class PeftFolder:
             return 0
         if missing:
             raise UserError(f"{self._path}: lacks {missing[0]}; save the adapter again")
-        (rank, inner), (outer, same) = (self._file.get_slice(key).get_shape() for key in keys)
-        wanted = [projection.inner, sum(projection.sizes), rank]
-        if [inner, outer, same] != wanted:
+        found = [list(self._file.get_slice(key).get_shape()) for key in keys]
+        rank = found[0][0] if found[0] else 1
+        wanted = [[rank, projection.inner], [sum(projection.sizes), rank]]
+        if found != wanted:
             raise UserError(
-                f"{self._path}: {keys[0]} and B are [{rank}, {inner}] and [{outer}, {same}], and "
-                f"the base has [{rank}, {wanted[0]}] and [{wanted[1]}, {rank}] there; give the "
-                "base that belongs to it"
+                f"{self._path}: {keys[0]} and B are {found[0]} and {found[1]}, and the base has "
+                f"{wanted[0]} and {wanted[1]} there; give the base that belongs to it"
             )
         return int(rank)
 

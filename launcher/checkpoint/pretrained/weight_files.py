@@ -223,19 +223,10 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    fetch_weights(folder)
-    if (folder / INDEX_FILE).exists():
-        shards = read_json(folder / INDEX_FILE).get("weight_map")
-        if not isinstance(shards, dict):
-            raise UserError(f"{folder / INDEX_FILE}: has no weight_map; fetch it again")
-        names = sorted({str(name) for name in shards.values()})
-        for name in names:
-            if Path(name).name != name or not name.endswith(".safetensors"):
-                raise UserError(
-                    f"{folder / INDEX_FILE}: names {name!r}, which is no safetensors file of this "
-                    "folder; save the model again with save_pretrained"
-                )
-        return [folder / name for name in names]
+    shards = _shards(folder / INDEX_FILE) if (folder / INDEX_FILE).exists() else []
+    fetch_weights(folder, shards)
+    if shards:
+        return [folder / name for name in shards]
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
     pickles = sorted(path for pattern in _PICKLES for path in folder.glob(pattern))
@@ -248,3 +239,17 @@ def _weight_files(folder: Path) -> list[Path]:
         f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; give a folder that transformers' "
         "save_pretrained has written"
     )
+
+
+def _shards(index: Path) -> list[str]:
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise UserError(f"{index}: has no weight_map; fetch it again")
+    names = sorted({str(name) for name in shards.values()})
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(
+                f"{index}: names {name!r}, which is no safetensors file of this folder; save the "
+                "model again with save_pretrained"
+            )
+    return names

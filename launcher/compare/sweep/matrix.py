@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
@@ -197,11 +198,10 @@ def _rows() -> tuple[list[tuple[list[str], list[str]]], dict[str, str]]:
     cells = {name: [cell(name, strategy) for strategy in LABELS] for name in TECHNIQUES}
     everything = (each for row in cells.values() for each in row)
     notes = merged(text for each in everything for text in (each.cpu, each.cuda) if text)
-    letters = {
-        text: letter
-        for letter, texts in zip("abcdefghijklmnopqrstuvwxyz", notes.values(), strict=False)
-        for text in texts
-    }
+    pairs = itertools.product(ascii_lowercase, repeat=2)  # behind z: aa, ab
+    names = map("".join, itertools.chain(ascii_lowercase, pairs))
+    named = zip(notes.values(), names, strict=False)
+    letters = {text: name for texts, name in named for text in texts}
     rows: list[tuple[list[str], list[str]]] = []
     for group in GROUPS:
         equal: dict[tuple[str, ...], list[str]] = {}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from filelock import FileLock, Timeout
 
+from launcher.compare.report.find import SWEEP_FILE, read_sweep
 from launcher.compare.report.report_cli import report_sweep
 from launcher.compare.sweep.cell import install_signal_handlers, run_cell, settle_unfinished
 from launcher.compare.sweep.display import SweepDisplay, outcome
@@ -141,6 +142,9 @@ def sweep_here(options: argparse.Namespace, training: list[str], argv: Sequence[
         raise UserError(f"{lock.lock_file} cannot be locked: {error.strerror}") from None
     sweep = Sweep(nproc=nproc, arguments=list(argv), cells=rows)
     with lock:
+        # Another may have run cells since, while this one read data.
+        if (folder.path / SWEEP_FILE).exists():
+            merge_earlier(rows, read_sweep(folder.path), nproc=nproc)
         return _run_all(folder, sweep, timeout_s=timeout_s)
 
 

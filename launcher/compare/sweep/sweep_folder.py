@@ -137,6 +137,7 @@ def merge_earlier(rows: Sequence[SweepRow], earlier: Sweep, *, nproc: int) -> No
             f"this folder's sweep has --nproc {earlier.nproc}, not {nproc}: choose another --out"
         )
     known = {row.name: row for row in earlier.cells}
+    own = ("refused", "unavailable")  # known before any cell runs
     differences = [
         f"{name} is no longer in the grid" for name in known.keys() - {row.name for row in rows}
     ]
@@ -153,7 +154,7 @@ def merge_earlier(rows: Sequence[SweepRow], earlier: Sweep, *, nproc: int) -> No
             for key in sorted(before.flags.keys() | now.keys())
             if before.flags.get(key) != now.get(key)
         ]
-        if row.state == "pending" and before.state != "refused":
+        if row.state not in own and before.state not in own:
             row.state, row.reason = before.state, before.reason
             row.duration_s, row.figures = before.duration_s, before.figures
     if differences:

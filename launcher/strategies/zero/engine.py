@@ -154,7 +154,6 @@ def import_deepspeed(device: torch.device) -> Any:
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # else a GPU that is there is taken
     level = logging.DEBUG if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.ERROR
-    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", logging.getLevelName(level).lower())
     with importing():
         import deepspeed
         import deepspeed.ops

@@ -85,7 +85,7 @@ def what_is_missing() -> str | None:
     """`a C++ compiler`, `ninja` or `libaio`, whichever is not here; None where all are."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
-        return f"a C++ compiler ({compiler} is not on PATH)"
+        return f"a C++ compiler ({compiler!r} is no program on PATH)"
     if shutil.which("ninja") is None:
         return "ninja (pip install ninja)"
     flags = [*os.environ.get("CFLAGS", "").split(), *os.environ.get("LDFLAGS", "").split()]

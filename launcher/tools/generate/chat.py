@@ -90,8 +90,10 @@ class Chat:
             # The template writes all special tokens itself.
             tokens = [int(token) for token in self.known.encoder.encode([text])[0]]
             self.known.check(tokens)
-            # --max-tokens keeps room for the answer, at most half of the context
-            needed = len(tokens) + min(self.max_tokens or 1, self.context // 2)
+            # Old turns make room for the answer, in at most half of the context. Without
+            # --max-tokens the last turn is answered in what room it leaves.
+            most = self.max_tokens or (DEFAULT_ANSWER if len(self.history) > 2 else 1)
+            needed = len(tokens) + min(most, self.context // 2)
             if needed <= self.context:
                 return tokens
             # a user turn and its answer go together; the last turn alone cannot

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.forecast.fit import Verdict, verdict
-from launcher.measure.hardware import Gpu, gpu_named
+from launcher.measure.hardware import GPUS_PER_NODE, Gpu, gpu_named
 from launcher.measure.records import Status
 from launcher.tools.rehearse import stand_in
 from launcher.tools.rehearse.command import interpreter, ranks_per_node
@@ -115,7 +115,8 @@ def rehearse(request: Request) -> Rehearsal:
         UserError: an unknown GPU, no torch with CUDA, no compiler, no such program.
     """
     gpu = gpu_named(request.gpu)
-    gpus = request.gpus or ranks_per_node(request.command) or min(request.world_size or 1, 8)
+    at_most = min(request.world_size or 1, GPUS_PER_NODE)
+    gpus = request.gpus or ranks_per_node(request.command) or at_most
     alone = _alone(request, gpus)
     answers = dict(map(_answer, request.answers))
     interpreter(request.command)  # refused before there is a folder
@@ -235,7 +236,7 @@ def _alone(request: Request, gpus: int) -> dict[str, str]:
     variables = {stand_in.ALONE: "1", stand_in.ONLY_RANK: str(rank)}
     if world is not None:
         # no launcher in the command sets these
-        places = {"RANK": rank, "LOCAL_RANK": rank % gpus, "WORLD_SIZE": world}
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
         places |= {"LOCAL_WORLD_SIZE": min(world, gpus), "MASTER_PORT": 29500}
         variables |= {name: str(value) for name, value in places.items()}
         variables["MASTER_ADDR"] = "localhost"

@@ -27,9 +27,9 @@ _SUBSTITUTES: Final = {
 }
 """Module that needs torch -> its substitute without."""
 _LEFT_OUT: Final = (
-    *("checkpoint", "compare", "forecast/trace/record", "run", "util/page/assets"),
-    *("tools/completion", "tools/doctor", "tools/exchange", "tools/generate", "tools/prune"),
-    *("tools/serve", "tools/submit"),
+    *("__main__", "checkpoint", "compare", "data", "forecast/trace/record", "probe", "run"),
+    *("torchrun", "train", "util/page/assets"),
+    *(f"tools/{tool.name}" for tool in (_ROOT / "tools").glob("[!_]*") if tool.name != "site"),
     *(f"tools/site/{name}" for name in ("assets", "build", "generate", "runtime", "site_cli")),
 )
 _SCRIPTS: Final = ("site-pythons.js", "site-form.js", "site.js")

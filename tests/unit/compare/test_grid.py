@@ -1,11 +1,12 @@
 """From a grid to named, checked cells."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from launcher.compare.sweep import grid
+from launcher.compare.sweep import grid, sweep
 from launcher.compare.sweep.grid import cells_of, expand_strategy, flags_given, label
 from launcher.compare.sweep.grid_source import (
     SHIPPED,
@@ -15,6 +16,8 @@ from launcher.compare.sweep.grid_source import (
     parse_options,
     read_grid_file,
 )
+from launcher.compare.sweep.sweep_cli import main
+from launcher.compare.sweep.sweep_folder import SweepFolder
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.measure.records import SweepRow
@@ -294,3 +297,26 @@ def test_names_do_not_change_when_a_value_is_added() -> None:
     more = {cell.name for cell in cells("strategy=ddp,zero2,zero3", "precision=bf16,fp32")}
     assert few < more
     assert len(more) == 6
+
+
+def test_cells_that_end_before_the_lock_is_taken_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(sweep, "open_corpora", lambda rows, nproc: None)
+    monkeypatch.setattr(sweep, "run_cell", lambda row, *_, **__: ran.append(row.name))
+    monkeypatch.setattr(sweep, "_report", lambda *_: None)
+    out = tmp_path / "sweep"
+    asked = ["--nproc=1", "--grid", "micro_batch=1,2", f"--out={out}", "--device=cpu"]
+    main(asked)
+    assert len(ran) == 2
+
+    def another(rows: list[SweepRow], nproc: int) -> None:
+        SweepFolder(out).write_row(replace(rows[0], state="completed", duration_s=7.0))
+
+    monkeypatch.setattr(sweep, "open_corpora", another)
+    main(asked)
+    assert ran[2:] == ["mb2"]
+    found = SweepFolder(out).read()
+    assert found is not None
+    assert (found.cells[0].state, found.cells[0].duration_s) == ("completed", 7.0)

@@ -52,6 +52,18 @@ def test_a_file_without_markers_is_refused(
     assert len(said.splitlines()) == 1
 
 
+def test_letters_go_on_behind_z(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = {name: length for length, name in enumerate(TECHNIQUES, 1)}
+
+    def refused(technique: str, _: str) -> Cell:
+        return Cell(cpu="so " * lengths[technique], cuda=None)
+
+    monkeypatch.setattr(matrix, "cell", refused)
+    rows, notes = matrix._rows()
+    assert len(rows) == len(notes) == len(TECHNIQUES) > 26
+    assert list(notes)[25:28] == ["z", "aa", "ab"]
+
+
 def test_every_choice_that_has_a_name_is_in_the_table() -> None:
     def values(name: str) -> set[object]:
         return {changes[name] for changes in TECHNIQUES.values() if name in changes}

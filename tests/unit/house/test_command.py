@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 SHARDSCALE = [sys.executable, "-m", "launcher"]
 STOPPED = "shardscale: stopped by SIGINT\n"
 INTERRUPTED = 130
+REFUSED = 2
 TRAIN = ["--model=nano", "--device=cpu", "--tokenizer=byte", "--steps=100000", "--report-to=none"]
 COMMANDS = {
     **{verb: [*SHARDSCALE, verb] for verb in VERBS},
@@ -70,6 +71,18 @@ def test_ctrl_c_while_modules_are_imported(name: str, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     said, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (INTERRUPTED, STOPPED), said
+
+
+def test_a_package_that_hides_ours_from_trials_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "launcher.py").write_text("raise SystemExit('the launcher of the user')\n")
+    (tmp_path / "text.txt").write_text("To be, or not to be: that is the question. " * 200)
+    # -P: as the script `shardscale` does, which does not look into the working folder
+    command = [sys.executable, "-P", *SHARDSCALE[1:], "train", *TRAIN, "--data=text.txt"]
+    process = start([*command, "--micro-batch=auto"], tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == REFUSED, errors
+    said = f"shardscale: {tmp_path / 'launcher.py'} hides shardscale's own package"
+    assert errors.splitlines()[-1].startswith(said)
 
 
 def test_ctrl_c_while_the_plan_is_searched_leaves_no_process(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """Which errors mean that memory ran out."""
 
+import resource
+
 import pytest
 import torch
 
 from launcher.measure.limit import is_out_of_memory, lift_limit, limit_memory, requested_bytes
+from launcher.util.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,16 @@ def test_a_thread_that_cannot_start_means_it_under_a_limit() -> None:
         assert is_out_of_memory(error)
     finally:
         lift_limit(torch.device("cpu"))
+
+
+def test_a_limit_above_the_hard_one_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**40, 2**40))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
+    limit_memory("1GiB", torch.device("cpu"))
+    assert [hard for _, hard in limits] == [2**40]
+    with pytest.raises(UserError, match=r"--memory-limit 2048.00GiB .* \(ulimit -Hd\): give less"):
+        limit_memory("2TiB", torch.device("cpu"))
 
 
 def test_what_was_asked_for_is_read_from_the_allocators_message() -> None:

@@ -1,9 +1,12 @@
 """A user's own decoder: what is found in it, and what is refused in one sentence."""
 
 import inspect
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from examples import decoder
 from launcher.config.resolve import resolve
@@ -12,6 +15,7 @@ from launcher.forecast.plan_cli import main as plan
 from launcher.model.build import initial_value
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
+from launcher.model.foreign.users import users_causal
 from launcher.strategies.parameters import parameter_shapes
 from launcher.util.errors import UserError
 
@@ -104,6 +108,29 @@ def test_its_modules_draw_their_own_initial_values() -> None:
         value = initial_value(name, shape, model, seed=1, device="cpu")
         assert value.isfinite().all()
         assert "norm" in name or value.std() > 0
+
+
+def test_it_is_built_without_drawing_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = (
+        "def change(self):\n        "
+        "nn.init.trunc_normal_(self.embedding.weight, std=2.0)\n        "
+        "nn.init.orthogonal_(self.head.weight)\n        "
+        "nn.init.sparse_(self.head.weight, 0.5)\n        "
+        "self.register_buffer('turn', nn.init.ones_(torch.zeros(2)), persistent=False)"
+    )
+    text = f"{HEADER}    {change}\ndef build(config):\n    return Changed()\n"
+    (tmp_path / "undrawn.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = built("undrawn:build")
+    assert isinstance(model, ForeignConfig)
+    trunc_normal = nn.init.trunc_normal_
+    before = torch.get_rng_state()
+    causal = users_causal(json.loads(model.document))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert causal.get_buffer("inner.turn").tolist() == [1.0, 1.0]
+    assert nn.init.trunc_normal_ is trunc_normal
 
 
 def test_it_writes_no_samples() -> None:

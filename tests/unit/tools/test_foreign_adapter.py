@@ -85,6 +85,18 @@ def test_every_field_of_the_installed_peft_is_covered(weights: Path, tmp_path: P
     assert (lora.rank, lora.alpha, lora.targets) == (RANK, 8.0, ("qkv",))
 
 
+@pytest.mark.parametrize("shape", [(), (RANK,), (RANK, 16, 1)])
+def test_a_matrix_without_two_dimensions_is_one_sentence(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    names = [f"base_model.model.{MODULES[0]}.lora_{half}.weight" for half in "AB"]
+    path = tmp_path / "adapter_model.safetensors"
+    save_file({names[0]: torch.zeros(shape), names[1]: torch.zeros(16, RANK)}, path)
+    with pytest.raises(UserError, match=r"A\.weight and B are .* give the base that") as caught:
+        read(tmp_path, path, json.dumps(DOCUMENT))
+    assert f"are {list(shape)} and [16, {RANK}]" in str(caught.value)
+
+
 @pytest.mark.parametrize("name", FIELDS)
 def test_each_field_is_what_the_tensors_are_or_refused(
     name: str, weights: Path, tmp_path: Path

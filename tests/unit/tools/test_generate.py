@@ -289,31 +289,48 @@ def test_a_chat_on_a_terminal_streams_and_ends_by_ctrl_c(chat_run: Path) -> None
     os.close(leader)
 
 
-def test_a_chat_drops_its_first_turns_and_keeps_the_system_message(chat_run: Path) -> None:
+def chat_of(chat_run: Path, *, max_tokens: int | None) -> Chat:
     with open_source(chat_run) as source:
         known = vocabulary(source, None)
         model = build(source, device=torch.device("cpu"), dtype=torch.float32)
         template = template_of(source, None)
-    chat = Chat(
+    return Chat(
         model=model,
         known=known,
         template=template,
         sampling=Sampling(),
         seed=0,
-        max_tokens=4,
+        max_tokens=max_tokens,
         stops=(),
         context=SHAPE["context"] * 2,
         system="is it?",
     )
+
+
+def test_a_chat_drops_its_first_turns_and_keeps_the_system_message(chat_run: Path) -> None:
+    chat = chat_of(chat_run, max_tokens=4)
     for number in range(4):
         chat.answer(f"question {number}?", lambda _: None)
-    text = known.encoder.decode_all(chat._tokens())
+    text = chat.known.encoder.decode_all(chat._tokens())
     assert text.startswith("<|im_start|>system\nis it?<|im_end|><|im_start|>user\nquestion ")
     assert "question 0?" not in text
     assert "question 3?" in text
     with pytest.raises(UserError, match=r"this turn has .* tokens, and the model's context is 96"):
         chat.answer("question " * 100, lambda _: None)
     assert chat.answer("a?", lambda _: None).tokens <= 4  # goes on afterwards
+
+
+def test_a_chat_drops_turns_before_answers_grow_short(chat_run: Path) -> None:
+    chat = chat_of(chat_run, max_tokens=None)
+    chat.context = 200
+    for _ in range(5):
+        chat.history.append({"role": "user", "content": "is it?"})
+        assert len(chat._tokens()) <= chat.context // 2
+        chat.history.append({"role": "assistant", "content": "the answer."})
+    assert len(chat.history) > 2
+    # one turn alone may take more: there is nothing to drop
+    chat.history = [{"role": "user", "content": "question? " * 50}]
+    assert chat.context // 2 < len(chat._tokens()) < chat.context
 
 
 def test_a_terminal_gets_nothing_that_it_would_obey(capsys: pytest.CaptureFixture[str]) -> None:

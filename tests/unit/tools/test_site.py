@@ -1,11 +1,13 @@
 """The calculator's page without a browser: its stored traces, and its planner without torch."""
 
+import ast
 import json
 import random
 import subprocess
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from launcher.forecast.trace.stored import DATA, ORIGIN, kind_of, origin
 from launcher.forecast.trace.template import Template
 from launcher.forecast.trace.template_json import from_json
 from launcher.model.sizes import NAMED
+from launcher.strategies import STRATEGIES
 from launcher.tools.site import generate
 from launcher.tools.site import site_cli as cli
 from launcher.tools.site.build import planner_files
@@ -88,6 +91,35 @@ def normal(template: Template) -> Counter[tuple[Any, ...]]:
         ("gradient", name, birth[0], where) for name, birth, where, _ in trace.gradients
     )
     return lives + Counter(("mark", str(mark), where) for mark, where, _ in trace.marks)
+
+
+def imports_of(content: bytes) -> Iterator[str]:
+    """Modules that a file may import at any time, and names of modules in its texts."""
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def room_of(name: str) -> str:
+    return "/".join(name.split("/")[: 3 if name.startswith("launcher/tools") else 2])
+
+
+def test_nothing_is_packed_that_the_page_cannot_import() -> None:
+    packed = {name: content for name, content in planner_files().items() if name.endswith(".py")}
+    waiting = ["launcher.tools.site.inside.start"]
+    waiting += [f"launcher.strategies.{name}.forecast" for name in STRATEGIES]
+    reached: set[str] = set()
+    while waiting:
+        path = waiting.pop().replace(".", "/")
+        for parent in (Path(path), *Path(path).parents):
+            for name in {f"{parent}.py", f"{parent}/__init__.py"} & packed.keys() - reached:
+                reached.add(name)
+                waiting += imports_of(packed[name])
+    assert {room_of(name) for name in packed} == {room_of(name) for name in reached}
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="stored with torch's CPU build")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from launcher.checkpoint.pretrained.weight_files import _weight_files
 from launcher.config.arguments import parse_run_config
 from launcher.util import hub_cache
 from launcher.util.errors import UserError
@@ -39,6 +40,17 @@ def test_weights_come_from_the_cache(hub: Path) -> None:
     assert model.init_from is not None
     assert (model.init_from / "config.json").is_file()
     assert hub_cache.model_folder(Path(f"hf:{model.init_from}")) == model.init_from
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": []}', '{"weight_map": {"a": []}}'])
+def test_a_damaged_index_in_the_cache_is_one_sentence(index: str, hub: Path) -> None:
+    snapshot = hub_cache.model_folder(Path("hf:org/tiny"))
+    (snapshot / "model.safetensors").touch()
+    path = snapshot / "model.safetensors.index.json"
+    path.write_text(index)
+    with pytest.raises(UserError) as caught:
+        _weight_files(snapshot)
+    assert str(caught.value).startswith(str(hub))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Folders that their processes have locked."""
+
+import fcntl
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from launcher.util import files
+
+
+def test_a_folder_stays_when_others_tidy_up_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock = fcntl.flock
+
+    def late(file: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        files._remove_abandoned()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with files.scratch_folder("test") as folder:
+        assert folder.name.startswith("shardscale-test-")
+        assert (folder / ".lock").is_file()
+        files._remove_abandoned()
+        assert files.FolderLock(folder).holder() is not None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dead_processes_folder_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "shardscale-dead").mkdir()
+    (tmp_path / "shardscale-dead" / ".lock").touch()
+    with files.scratch_folder("test") as folder:
+        assert list(tmp_path.iterdir()) == [folder]
