@@ -6,6 +6,7 @@ within a group of ranks and replicates across groups.
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from launcher.strategies.native import native_engine
 def build(inputs: BuildInputs) -> Engine:
     """Shard the meta model group by group, then give each rank only its own slices."""
     sharding, tied = inputs.config.sharding, inputs.resolved.model.tied
+    if torch.__version__.startswith("2.11."):
+        _shard_integers()
     root = inputs.meta_module().to(inputs.types.stored)
     for parameter in root.parameters():
         if (
@@ -78,6 +81,18 @@ def _whole_gradients(root: nn.Module) -> Iterator[Tensor | None]:
             yield parameter.unsharded_accumulated_grad
             if hasattr(parameter, "_unsharded_param"):  # from its first gather on
                 yield parameter._unsharded_param.grad
+
+
+def _shard_integers() -> None:
+    """Let torch 2.11 shard the integers of quantized weights: it makes every shard a parameter that
+    requires a gradient, which they cannot, and takes that back only then."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    def parameter(shard: Tensor, requires_grad: bool = True) -> nn.Parameter:
+        return nn.Parameter(shard, requires_grad and shard.is_floating_point())
+
+    named: Any = SimpleNamespace(Module=nn.Module, Parameter=parameter)
+    _fsdp_param.nn = named
 
 
 def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:

@@ -9,7 +9,9 @@ from tiny_architectures import ARCHITECTURES
 
 from launcher.config.compile_choice import COMPILE_S, SAVED_BYTES_DECODERS
 from launcher.config.resolve import Resolved, resolve
+from launcher.config.rules import compute
 from launcher.config.schema import RunConfig
+from launcher.util.errors import UserError
 
 LLAMA: dict[str, Any] = {"position": "rope", "norm": "rms", "activation": "swiglu"}
 LARGE: dict[str, Any] = {"model": "seed-134m", "micro_batch": 125, "steps": 10**6}
@@ -181,3 +183,11 @@ def test_a_resume_keeps_what_the_run_had(before: bool) -> None:
     (line,) = run.compile_lines()
     assert line == f"compile: {'on' if before else 'off'} (auto: as in the run that is resumed)"
     assert resolved("cpu", before=before).config.loop.compile is False
+
+
+def test_what_an_older_torch_computes_wrong_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "version_of", lambda package: "2.11.0")
+    with pytest.raises(UserError, match=r"--tensor-parallel: torch 2\.11\.0 computes wrong"):
+        resolved("cpu", model="nano", micro_batch=8, compile=True, tensor_parallel=2)
+    monkeypatch.setattr(compute, "version_of", lambda package: "2.13.0")
+    assert resolved("cpu", model="nano", micro_batch=8, compile=True, tensor_parallel=2)
