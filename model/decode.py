@@ -48,7 +48,9 @@ class Cache:
         model, end = self._model, self._length
         x = model.embed(tokens[None], self._positions[begin:end])
         sequences = SharedInputs(x.shape[:2], None, self._turned_by(begin, end))
-        mask = model.prepare_mask(end, model.config.window, tokens.device) if begin == 0 else None
+        mask, window = None, model.config.window
+        if begin == 0:
+            mask = model.prepare_mask(end, window, tokens.device, None, x.dtype)
         for block, (keys, values) in zip(self._blocks, self._of_blocks, strict=True):
             q, k, v = (part.transpose(1, 2) for part in block.attn.heads(block.ln_1(x), sequences))
             keys[:, :, begin:end] = k

@@ -144,12 +144,14 @@ def _against(
 ) -> Against:
     on_gpu = world.device.type == "cuda"
     gpu = torch.cuda.get_device_name(world.device) if on_gpu else None
+    memory_bytes = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else None
     prediction = predict(
         resolved,
         world_size=world.size,
         device_type=world.device.type,
         rank=world.rank,
         gpu=find_gpu(gpu),
+        memory_bytes=memory_bytes,
     )
     measured_step_s = statistics.median(step_times_s) if step_times_s else None
     predicted_step_s = None

@@ -291,5 +291,5 @@ def _step_time(run: Resolved, cluster: Cluster) -> StepTime:
     )
     if not ratio:
         return time
-    phases = ("forward_s", "backward_s", "step_s")
-    return dataclasses.replace(time, **{name: ratio * getattr(time, name) for name in phases})
+    seconds = {k: ratio * v for k, v in dataclasses.asdict(time).items() if k.endswith("_s")}
+    return dataclasses.replace(time, **seconds)

@@ -94,10 +94,8 @@ class Wire:
         """Elements that are computed with; quantised weights count by their bytes."""
         self.embeddings = model.embedding_parameter_count
         """Embeddings of tokens and positions: used first, so their gradients are complete last."""
-        # 2 norms and 4 linears (qkv, proj, fc, proj), and 2 norms of queries and keys
-        per_block = 8 if model.qk_norm else 6
-        self.modules = per_block * model.layers + (3 if model.position == "learned" else 2)
-        """That have parameters: norms, linears, embeddings; a tied head has none."""
+        self.modules = _modules(model)
+        """That have parameters: norms, linears, embeddings, the head."""
         self.tensors = _trained_tensors(model)
         """That have gradients."""
         self.head = 0 if model.tied else model.vocab_size * model.d_model
@@ -171,6 +169,12 @@ class Wire:
             own = self.model.trained_parameter_count / self.shard_ranks
             size_bytes = 4 * self.sharding.offload_fraction * own
             yield Transfer(kind="to_host", size_bytes=size_bytes)
+
+
+@cache
+def _modules(model: ModelConfig) -> int:
+    # A tied head has the embedding's parameter, which is named once.
+    return len({p.name.rpartition(".")[0] for p in parameters_of(model)}) + model.tied
 
 
 @cache

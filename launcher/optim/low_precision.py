@@ -240,8 +240,7 @@ def _store(state: dict[str, Any], kind: str, part: slice, values: Tensor) -> Non
         codes, scales = quantize(values, signed=kind == "exp_avg")
         stored.copy_(codes)
         state[_scale(kind)][_blocks(part)].copy_(scales)
-    # fp32 moments: `_load` has returned a view of them, which is up to date
-    elif stored.data_ptr() != values.data_ptr():
+    elif stored.dtype != torch.float32:  # else `_load` has returned a view, which is up to date
         stored.copy_(values)
 
 
@@ -254,5 +253,5 @@ def _store_weight(weight: Tensor, state: dict[str, Any], part: slice, value: Ten
     if "compensation" in state:
         weight[part].copy_(value)
         state["compensation"][part].copy_(value - weight[part])
-    elif weight.data_ptr() != value.data_ptr():
+    elif weight.dtype != torch.float32:  # as moments
         weight[part].copy_(value)

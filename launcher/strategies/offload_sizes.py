@@ -134,6 +134,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
         host += _crossing_bytes(config, moved, world_size, element)
     elif sharding.offload_param == "nvme":
         disk += element * mine
-        # DeepSpeed's buffers for single slices, and one in which it writes a sub-group's together.
-        locked += element * (PARAM_BUFFERS * largest + group)
+        # DeepSpeed's buffers for single slices, and one in which it writes a sub-group's together,
+        # with room for whole parameters (reserve_partitioned_swap_space in stage3.py).
+        locked += element * (PARAM_BUFFERS * largest + world_size * group)
     return OffloadSizes(host_bytes=host, locked_bytes=locked, disk_bytes=disk)

@@ -9,6 +9,7 @@ _LLAMA = (
 )
 
 BUCKET = f"--deepspeed={Path(__file__).with_name('bucket-3000.json')}"
+SUB_GROUPS = f"--deepspeed={Path(__file__).with_name('sub-groups.json')}"
 
 CASES: dict[str, tuple[str, ...]] = {
     "ddp": ("--strategy=ddp",),
@@ -33,6 +34,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero2-offload": ("--zero=2", "--offload-optimizer=cpu", _BF16),
     "zero3": ("--zero=3",),
     "zero3-bf16": ("--zero=3", _BF16, "--activation-checkpointing=full"),
+    "zero3-bf16-grads": ("--zero=3", _BF16, "--grad-accum-dtype=bf16"),
+    "zero3-sub-groups": ("--zero=3", SUB_GROUPS),
     "fsdp-llama": ("--strategy=fsdp", *_LLAMA),
     "zero2-llama-bf16": ("--zero=2", _BF16, "--activation-checkpointing=selective", *_LLAMA),
     "zero3-llama": ("--zero=3", "--qk-norm=True", *_LLAMA),

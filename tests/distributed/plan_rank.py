@@ -72,15 +72,17 @@ def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
             run_step(engine, memory, resolved.local_seq_len)
             memory.end_step(step)  # also has the tracker see what was born inside DTensors
         held = asdict(engine.count_states().ledger(world.device).device)
-    measured = max(memory.peaks().values())
+    peaks = memory.peaks()
     release(engine)
     gc.collect()
     prediction = predict(resolved, world_size=world_size, device_type="cpu", rank=0)
     trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
     return {
         "parameters": resolved.model.parameter_count,
-        "measured_bytes": measured,
+        "measured_bytes": max(peaks.values()),
         "predicted_bytes": max(trained),
+        "measured_step_bytes": peaks["steady", "step"],
+        "predicted_step_bytes": prediction.peaks["steady", "step"],
         "measured_held": held,
         "predicted_held": asdict(prediction.held.device),
     }

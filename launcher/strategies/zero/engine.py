@@ -120,15 +120,18 @@ class ZeroEngine:
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)
         if scaler is None or not scaler.dynamic:
             return None
-        # cur_iter has counted the last step already, and last_overflow_iter begins at -1.
-        good_steps = scaler.cur_iter - 1 - scaler.last_overflow_iter
-        return LossScale(scale=float(scaler.cur_scale), good_steps=good_steps)
+        # DeepSpeed counts since the last overflow, also when the scale grows, and leaves out the
+        # first good step after it: it doubles the scale a step later than torch.
+        good_steps = scaler.cur_iter - 2 - scaler.last_overflow_iter
+        return LossScale(
+            scale=float(scaler.cur_scale), good_steps=max(good_steps, 0) % scaler.scale_window
+        )
 
     def set_loss_scale(self, value: LossScale) -> None:
         if self.loss_scale() is not None:
             scaler = self._engine.optimizer.loss_scaler
             scaler.cur_scale = value.scale
-            scaler.last_overflow_iter = scaler.cur_iter - 1 - value.good_steps
+            scaler.last_overflow_iter = scaler.cur_iter - 2 - value.good_steps
 
     def evaluate(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None

@@ -42,7 +42,7 @@ GRADIENTS = (
     "fp32_groups_gradients_flat",
     "accumulated_grads_in_cpu",
     "temp_grad_buffer_for_cpu_offload",
-    "temp_grad_gpu_buffer",
+    "temp_grad_buffer_for_gpu_offload",
     "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition",
 )
 PARAMETERS = ("bit16_groups_flat", "fp16_partitioned_groups_flat", "lp_param_buffer")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,6 +98,26 @@ def test_a_planner_that_fails_is_told_and_no_more(monkeypatch: pytest.MonkeyPatc
     assert outcome == NotPredicted(reason="KeyError: 'no such storage'")
     assert outcome.lines() == ["predicted n/a (KeyError: 'no such storage')"]
     assert outcome.as_record() == {"reason": "KeyError: 'no such storage'"}
+
+
+def test_deepspeed_lays_weights_on_the_host_as_on_the_device_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = [flag for flag in FLAGS if flag != "--device=cpu"]
+    config = parse_run_config([*flags, "--zero=2", "--precision=fp32"])
+    run = resolve(config, world_size=8, device_type="cuda")
+    world = dataclasses.replace(WORLD, size=8, local_size=8, device=torch.device("cuda"))
+    monkeypatch.setattr(against, "_learn", lambda *of_the_run: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "of the test")
+    levels = []
+    for size_bytes in (2**19, 2**30):  # too little for all weights twice, and enough
+        device = SimpleNamespace(total_memory=size_bytes)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, it=device: it)
+        measured = {("init", "model"): 1}
+        outcome = against_run(run, world, PEAK, [], peaks=measured, resumed=False)
+        assert isinstance(outcome, Against)
+        levels.append(outcome.periods["init"]["predicted"])
+    assert levels[0] < levels[1]
 
 
 def test_the_first_step_is_compared_with_the_first_step() -> None:

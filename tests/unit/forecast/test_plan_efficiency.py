@@ -179,7 +179,11 @@ def test_hooks_of_each_strategy() -> None:
     assert forecast_of(run.config).traffic(wire).hooks == Hooks(groups=13)
     assert hooks(zero=1) == Hooks(gradients=tensors)
     assert hooks(zero=2) == Hooks(gradients=2 * tensors)
-    assert hooks(zero=3) == Hooks(modules=6 * 12 + 3, gradients=tensors)
+    # Two embeddings, the last norm and the head, whose weight may be the embedding's.
+    assert hooks(zero=3) == Hooks(modules=6 * 12 + 4, gradients=tensors)
+    untied: dict[str, Any] = {"tied": False, "position": "rope", "qk_norm": True}
+    assert hooks(zero=3, **untied).modules == 8 * 12 + 3
+    assert hooks("cpu", strategy="fsdp", tied=False).groups == 12 + 2  # the root, and the head
     # Recomputed blocks fetch once more.
     plain, full = (
         hook_operators(

@@ -1,6 +1,8 @@
 """Predicted times against numbers worked by hand, on a machine of round rates."""
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ import pytest
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
+from launcher.forecast.assess import _step_time
+from launcher.forecast.calibration import Calibration
 from launcher.forecast.collectives import (
     Group,
     TimedTransfer,
@@ -272,6 +276,17 @@ def test_hybrid_reduces_shards_across_replicas() -> None:
     hybrid = predict(strategy="fsdp", world_size=16, replicate=2).communication_s
     shard_bytes = 4 * (BLOCKS + EMBEDDINGS) / 8
     assert hybrid - one_node == pytest.approx(2 * 1 / 2 * shard_bytes / 1e8)
+
+
+def test_what_runs_here_have_taught_scales_all_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Calibration, "time_ratio", lambda *of_the_run: 0.5)
+    cluster: Any = SimpleNamespace(
+        world_size=8, ranks_per_node=8, machine=LINKS_ONLY, calibration=Calibration({}, Path())
+    )
+    run = resolved(zero=2)
+    scaled, published = dataclasses.asdict(_step_time(run, cluster)), predict(zero=2)
+    for name, seconds in dataclasses.asdict(published).items():
+        assert scaled[name] == (seconds if name == "tokens" else 0.5 * seconds), name
 
 
 def test_the_embeddings_gradients_come_too_late_to_hide() -> None:

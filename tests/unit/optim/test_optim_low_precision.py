@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from launcher.config.schema import OptimChoice
 from launcher.model.config import ModelConfig
@@ -200,6 +201,28 @@ def test_a_save_decodes_a_million_elements_at_a_time(name: str) -> None:
     assert torch.equal(module[0], other[0])
     for kind, state in optimizer.state[module[0]].items():
         assert kind == "step" or torch.equal(state, copy.state[other[0]][kind]), kind
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies into tensors."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found += func is torch.ops.aten.copy_.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_fp32_weights_are_filled_where_they_lie() -> None:
+    module = nn.ParameterList([torch.ones(2 * 2**20 + 4097)])
+    optimizer = build_optimizer(module, CHOICES["adamw8bit"])
+    assert isinstance(optimizer, LowPrecisionAdamW)
+    create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
+    with Copies() as copies:
+        for _, piece in optimizer.pieces(module[0], "param", filled=True):
+            piece.fill_(3.0)
+    assert copies.found == 0
+    assert (module[0] == 3).all()
 
 
 @pytest.mark.parametrize("name", [n for n in CHOICES if n.startswith(("bf16", "adamw8"))])

@@ -137,6 +137,25 @@ def test_a_window_forgets_what_lies_before_it() -> None:
     assert apart[8:].min() > 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_mask_of_a_window_is_of_the_queries_type(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's memory-efficient kernel takes no other; the CPU's does."""
+    model = GPT(FAMILIES["mistral"]).to(dtype).eval()
+    masks: list[Any] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*inputs: Any, **options: Any) -> Tensor:
+        masks.append(options.get("attn_mask"))
+        return attend(*inputs, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    with torch.inference_mode():
+        Cache(model, PROMPT).extend(torch.arange(PROMPT))
+    assert [mask.dtype for mask in masks] == [dtype] * model.config.layers
+
+
 def test_a_kernel_may_lay_its_output_out_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of CUDA in fp32 has the heads of a token side by side, the CPU's of all tokens."""
     torch.manual_seed(0)

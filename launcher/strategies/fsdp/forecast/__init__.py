@@ -35,7 +35,7 @@ def traffic(wire: Wire) -> Traffic:
         *wire.gather(blocks, pieces=groups, host_element=element),
     )
     reduce = tuple(wire.reduce_model(wire.stored_bytes, groups=groups))
-    hooks = Hooks(groups=groups + 1)  # and the root
+    hooks = Hooks(groups=groups + (1 if model.tied else 2))  # and the root, and a head of its own
     if sharding.reduce_each_micro_batch:
         return Traffic(forward=forward, backward=(*backward, *reduce), hooks=hooks)
     return Traffic(forward=forward, backward=backward, last_backward=reduce, hooks=hooks)

@@ -40,7 +40,7 @@ class Coordinator:
         at_home = rank.device_type == "cpu" or rank.params_where == "device"
         self._in_place = self._ranks == 1 and at_home
         self._element_bytes = rank.computing_bytes
-        self._persistent = {p.name for p in parameters if p.elements <= smallest}
+        self._persistent = {p.name: p for p in parameters if p.elements <= smallest}
         self._prefetch_elements = config["stage3_prefetch_bucket_size"]
         self._live_elements = config["stage3_max_live_parameters"]
         self._reuse_elements = config["stage3_max_reuse_distance"]
@@ -71,12 +71,14 @@ class Coordinator:
         """
         if self._in_place:
             return
-        for own in self._of_module.values():
-            for p in own:
-                if p.name in self._persistent:
-                    self._timeline.free(("whole", p.name))
-                    self._allocate(p, self._padded(p))
-                    self._available.add(p.name)
+        for p in self._persistent.values():
+            self._allocate(p, self._padded(p))
+            self._available.add(p.name)
+
+    def drop_persistent(self) -> None:
+        """A step begins: until it is over, all parameters are in slices."""
+        for name in self._persistent:
+            self._timeline.free(("whole", name))
 
     def begin(self) -> None:
         """A forward starts."""
@@ -117,11 +119,11 @@ class Coordinator:
         going = {p.name for p in own}
         # before the record is complete all parameters of a module go, persistent ones included
         if self._recorded and own:
-            going = self._not_needed_soon(module, own, going - self._persistent)
+            going = self._not_needed_soon(module, own, going - self._persistent.keys())
         if not forward:
             del self._backwards[module]
             recomputed = self._recomputed.pop(module, {})
-            going = going | (recomputed.keys() - self._persistent)
+            going = going | (recomputed.keys() - self._persistent.keys())
             own = [*own, *(p for name, p in recomputed.items() if p not in own)]
         for p in own:
             self._active[p.name].discard(module)

@@ -32,6 +32,7 @@ class Zero3(ZeroBuffers):
         sub_groups = self._sub_groups(most)
         self.groups = [sum(map(self._slice, group)) for group in sub_groups]
         self.piece_elements = self.groups
+        self.tensors = [len(group) for group in sub_groups]
         fraction = rank.resolved.config.sharding.offload_fraction
         self.kept = kept_on_device(self.groups, fraction) if self.offloaded else frozenset()
         self.kept_names = {p.name for number in self.kept for p in sub_groups[number]}
@@ -96,16 +97,25 @@ class Zero3(ZeroBuffers):
         self.coordinator.release_all()
 
     def step(self) -> None:
+        self.coordinator.drop_persistent()
         largest = max(self._slice(p) for p in self.trained)
         if not self.norms_on_the_way:
             self.transient(FP64 * largest)  # the gradient norm
         for number, elements in enumerate(self.groups):
             if not self.offloaded:
-                # its gradients end to end, in the type of the master weights
-                self.timeline.allocate("flat", self.stored * elements, "temporary")
+                self._flatten_gradients(number, elements)
             self.update_piece(number, elements)
             self.timeline.free("flat")
+            self.timeline.free("converted")
         self.coordinator.hold_persistent()
+
+    def _flatten_gradients(self, number: int, elements: int) -> None:
+        """Gradients of a sub-group end to end, then in the type of the master weights."""
+        if self.tensors[number] > 1:  # one alone stays where it lies
+            self.timeline.allocate("flat", self.grad_element * elements, "temporary")
+        if self.grad_element != self.stored:
+            self.timeline.allocate("converted", self.stored * elements, "temporary")
+            self.timeline.free("flat")
 
     def updated(self) -> Iterator[tuple[Parameter, int, int]]:
         for p in self.trained:

@@ -94,8 +94,7 @@ class Zero12(FlatBuffers):
             size_bytes = self.element * largest
             # temp_grad_buffer_for_cpu_offload and temp_grad_buffer_for_gpu_offload
             timeline.allocate("on host", size_bytes, "grads", where="host", pinned=self.rank.pins)
-            # Temporary, since the ledger that measures does not know this one either.
-            timeline.allocate("on device", size_bytes, "temporary")
+            timeline.allocate("on device", size_bytes, "grads")
         for number, partition in enumerate(self.groups.partitions):
             key, size_bytes = ("fp32 grad", number), self.stored * partition
             timeline.allocate(key, size_bytes, "grads", where=self.where, pinned=self.rank.pins)
