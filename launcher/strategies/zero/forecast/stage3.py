@@ -148,8 +148,18 @@ class Zero3(ZeroBuffers):
         timeline.allocate("ipg", self.element * self.bucket, "buffers")
         size_bytes = self.grad_element * total
         timeline.allocate("grads", size_bytes, "grads", where=gradients, pinned=pins)
+        self._hang_hooks()
         if self.kept:
             self._place_gradients()
+
+    def _hang_hooks(self) -> None:
+        """Each parameter is gathered for a moment, as its gradient's hook needs the whole of it
+        (create_reduce_and_remove_grad_hooks)."""
+        for p in self.trained:
+            self.timeline.allocate("whole", self.element * self.ranks * self._slice(p), "temporary")
+            if self.rank.params_where != "device" and self.rank.device_type != "cpu":
+                self.transient(self.element * self._slice(p))
+            self.timeline.free("whole")
 
     def _move_kept_masters(self) -> None:
         for number in sorted(self.kept):
