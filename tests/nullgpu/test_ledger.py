@@ -42,7 +42,8 @@ BOUND = 0.0005  # of the peak
 
 @pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
 def test_each_line_is_as_planned(flags: tuple[str, ...], tmp_path: Path) -> None:
-    compare(train(tmp_path, *SEED, *flags, tiny=False, more=APPLIED))
+    run = train(tmp_path, *SEED, *flags, tiny=False, more=APPLIED)
+    compare(run, compiled="--compile" in flags)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_peak_of_compiled_blocks_in_fp8(flags: tuple[str, ...], tmp_path: Path) 
     assert plan["measured"]["peak"] == pytest.approx(plan["predicted"]["peak"], rel=0.02), plan
 
 
-def compare(run: Run) -> None:
+def compare(run: Run, *, compiled: bool = False) -> None:
     assert run.code == 0, run.output[-4000:]
     plan = run.json("summary.json")["plan"]
     assert "reason" not in plan, plan
@@ -100,11 +101,7 @@ def compare(run: Run) -> None:
         assert measured[line] == pytest.approx(predicted[line], abs=bound), (line, plan)
     for name, period in plan["periods"].items():
         # In its first step compiled code has not yet learned what it may leave out.
-        off = (
-            0.01 * predicted["peak"]
-            if "--compile" in run.output and name == "first_step"
-            else bound
-        )
+        off = 0.01 * predicted["peak"] if compiled and name == "first_step" else bound
         assert period["measured"] == pytest.approx(period["predicted"], abs=off), (name, plan)
     (steady,) = (r for r in run.records("ledger") if r["moment"] == "peak" and r["step"] == 3)
     (planned,) = (r for r in run.records("ledger") if r["moment"] == "predicted")
