@@ -8,6 +8,8 @@ nothing was launched since. Every other read is answered by a stated rule, in th
 3. true where it speaks of finite, allclose, equal or all(...);
 4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
 
+Of copies of more than SMALL elements masks are true, and others 0, which is not listed.
+
 rules.py: the source is the call that reads, or its line, or its function.
 """
 
@@ -127,11 +129,14 @@ class Values:
         if not copy.is_cpu or copy.numel() == 0:
             return copy
         known = self._known(tensor) if copy.numel() <= SMALL else None
+        call = f"copy of {list(tensor.shape)}"
         if known is None and (tokens := tokens_of_experts(tensor)) is not None:
             copy.copy_(self._torch.tensor(tokens))
-            self._note(f"copy of {list(tensor.shape)}", f"{tokens[0]} to each expert")
+            self._note(call, f"{tokens[0]} to each expert")
         elif known is None and copy.numel() <= SMALL:
-            copy.fill_(self._answer(tensor.dtype, f"copy of {list(tensor.shape)}"))
+            copy.fill_(self._answer(tensor.dtype, call))
+        elif tensor.dtype is self._torch.bool and self._known(tensor) is None:
+            copy.fill_(self._answer(tensor.dtype, call, mask=True))  # as nonzero finds them
         return copy
 
     def _known(self, tensor: Any) -> Any:
@@ -146,17 +151,19 @@ class Values:
             return None
         return self._torch.frombuffer(raw, dtype=tensor.dtype)
 
-    def _answer(self, dtype: Any, call: str, *, default: Any = None) -> Any:
+    def _answer(self, dtype: Any, call: str, *, default: Any = None, mask: bool = False) -> Any:
         frames = list(places())
         for file, line, *_ in frames:
             for place, given in self._answers.items():
                 if f"{file}:{line}".endswith(f"/{place}") or f"{file}:{line}" == place:
-                    self._note(call, given, frames)
-                    return _as_type(given, dtype)
+                    value = _as_type(given, dtype)
+                    self._note(call, value, frames)
+                    return value
         boolean = dtype is self._torch.bool
         value = default
         if value is None:
-            value = _as_type(answer(frames[0] if frames else NOWHERE, boolean=boolean), dtype)
+            place = frames[0] if frames else NOWHERE
+            value = _as_type(answer(place, boolean=boolean, mask=mask), dtype)
         self._note(call, value, frames)
         return value
 
