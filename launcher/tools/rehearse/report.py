@@ -20,11 +20,12 @@ from launcher.tools.rehearse.timeline import Kind
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.content import as_record
 from launcher.tools.watch.folder import WatchedRank
-from launcher.tools.watch.tables import phase_rows, table
+from launcher.tools.watch.tables import phase_name, phase_rows, table
 from launcher.util.sizes import gib
 
 LABEL = "real allocator, no kernels run"
 MOST_MODULES = 8
+MOST_LOGGED = 4
 _OUTSIDE = {
     "CUDA context": ("450 to 600 MiB reported for A100 and H100", CONTEXT_BYTES),
     "NCCL": ("544 to 688 MB per group reported for A100", NCCL_GROUP_BYTES),
@@ -132,7 +133,9 @@ def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
         for name in categories
     ]
     rows.append(("all", gib(at.total_bytes), gib(end.total_bytes)))
-    yield from table((f"held at the peak ({at.phase})", "bytes", "after the last step"), rows)
+    period, _, phase = at.phase.partition("/")
+    head = f"held at the peak ({phase_name(period, phase)})"
+    yield from table((head, "bytes", "after the last step"), rows)
     largest = list(at.by_module.items())[:MOST_MODULES]
     yield from table(
         ("modules at the peak", "bytes"), [(name, gib(size)) for name, size in largest]
@@ -230,12 +233,26 @@ def _values(stage: Stage) -> Iterator[str]:
     reads = [event for rank in stage.ranks[:1] for event in rank.events("value_read")]
     if not reads:
         return
+    # Numbers that a library reads are what it logs; what decides its way are the others.
+    logged = [one for one in reads if one["library"] and isinstance(one["answer"], float)]
+    left_out = logged if len(logged) > MOST_LOGGED else []
     rows = [
-        (one["place"], _tail(one["library"]), one["call"], str(one["times"]), str(one["answer"]))
+        (
+            *(_line(one["place"]), _tail(one["library"]), one["call"]),
+            *(f"{one['times']:,}", str(one["answer"])),
+        )
         for one in reads
+        if one not in left_out
     ]
     yield "Values that no kernel has computed were read here (--answer FILE:LINE=VALUE sets one):"
     yield from table(("line", "in", "call", "times", "answer"), rows)
+    if left_out:
+        yield f"    {len(left_out):,} more lines of libraries read numbers (--json lists them)"
+
+
+def _line(place: str) -> str:
+    """Return the file and line; autograd's own threads have none."""
+    return "in backward" if place == "backward:0" else place
 
 
 def _tail(place: str | None) -> str:
