@@ -116,7 +116,9 @@ for step in range(9):
     )
     assert with_them.step_s == without.step_s
     assert "left out of it: checkpoint, evaluation" in repr(with_them)
+    assert "every step is followed by forwards without gradients" in repr(with_them)
     assert "left out" not in repr(without)
+    assert "every step is followed" not in repr(without)
 
 
 SEARCH = """\

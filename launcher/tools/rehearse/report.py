@@ -198,6 +198,11 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     )
     if timeline.left_out:
         yield f"    left out of it: {', '.join(timeline.left_out)}, which followed the step"
+    if "evaluation" in timeline.left_out and _evaluates_always(result.whole):
+        yield (
+            "    every step is followed by forwards without gradients (an evaluation, or generated "
+            "texts), whose seconds are not known"
+        )
     if timeline.uncounted_products:
         yield (
             f"    {timeline.uncounted_products:,} calls of Triton kernels multiply: they are "
@@ -213,6 +218,11 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
             f"    {timeline.unknown_kernels:,} kernels were launched by no operator that torch "
             "knows: only their starts are counted"
         )
+
+
+def _evaluates_always(stage: Stage) -> bool:
+    ends = [event for rank in stage.ranks[:1] for event in rank.events("program_ended")]
+    return bool(ends) and 1 < stage.steps <= ends[0].get("evaluated_after", 0)
 
 
 def tokens_of(result: Rehearsal) -> int | None:
