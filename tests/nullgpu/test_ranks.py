@@ -45,6 +45,8 @@ def test_objects_travel(size: int, tmp_path: Path) -> None:
         assert found["gathered"] == ["z" * (r + 1) for r in range(size)]
         assert found["to_first"] == ([[r] * 3 for r in range(size)] if rank == 0 else None)
         assert found["scattered"] == f"to {rank}"
+        large = [[300_000 + r, r] for r in range(size)]
+        assert found["large"] == (large if rank == 0 else [])
         assert found.get("in a pair") == ([7, "two"] if rank < 2 else None)
 
 

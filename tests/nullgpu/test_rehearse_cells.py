@@ -64,3 +64,35 @@ def test_code_that_fails_by_itself_has_no_verdict() -> None:
     found = shardscale.rehearse(SETUP + "model(torch.ones(1, 2).cuda())", gpu="T4")
     assert (found.verdict, found.fits) == (None, False)
     assert "The program ended with an error of its own: RuntimeError" in repr(found)
+
+
+def test_ranks_of_fsdp1_have_the_whole_models_parameters_and_names() -> None:
+    program = """\
+import os, torch
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+torch.distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+layers = [torch.nn.Sequential(torch.nn.Linear(1001, 1001), torch.nn.Tanh()) for _ in range(3)]
+class Stack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sub_module = torch.nn.Sequential(*(FSDP(one, **how) for one in layers))
+    def forward(self, x):
+        return self.sub_module(x)
+how = {"use_orig_params": True, "device_id": torch.cuda.current_device()}
+model = FSDP(Stack(), **how)
+optimizer = torch.optim.AdamW(model.parameters())
+encoder = torch.nn.Embedding(100, 1001).cuda().requires_grad_(False)
+for _ in range(9):
+    model(encoder(torch.zeros(4, 50, dtype=torch.long).cuda())).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    command = ["torchrun", "--nproc-per-node", "2"]
+    found = shardscale.rehearse(program, gpu="T4", command=command)
+    assert found.verdict == "fits", repr(found)
+    report = repr(found)
+    assert f"FullyShardedDataParallel, {3 * (1001 + 1) * 1001:,} parameters, 2 ranks" in report
+    assert "  sub_module.*.* " in report
+    assert "wrapped" not in report
+    assert "tokens/s" not in report  # those of a frozen encoder are no samples of the model

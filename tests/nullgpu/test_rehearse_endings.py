@@ -45,10 +45,41 @@ def test_an_error_before_the_first_step_is_said() -> None:
     found = shardscale.rehearse([MODEL, *lines], gpu="T4")
     assert (found.verdict, found.record["stand_in_lacks"]) == (None, None)
     report = repr(found).splitlines()
-    assert report[1] == "The program ended with an error of its own: ValueError: no data"
+    assert report[1] == "The program ended with an error: ValueError: no data"
     assert report[2].startswith("  cell.py:5 in <module>: raise")
+    # It has read a value, so the error may be the rehearsal's.
+    assert report[3].startswith("  It may come from a value that no kernel has computed: ")
     (read,) = found.record["ranks"][0]["values"]
     assert read["code"] == lines[0]
+
+
+def test_an_error_of_a_program_that_has_read_no_value_is_its_own() -> None:
+    report = repr(shardscale.rehearse([MODEL, 'raise ValueError("no data")'], gpu="T4"))
+    assert "The program ended with an error of its own: ValueError: no data" in report
+    assert "no kernel has computed" not in report
+
+
+def test_reads_are_listed_by_line_and_kind_of_answer() -> None:
+    lines = """\
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    with torch.no_grad():
+        model(torch.ones(8, 64, device="cuda"))
+    torch.zeros(1).cuda()
+    loss = model(torch.ones(8, 64, device="cuda")).square().mean()
+    for number in range(1, 4):
+        kept = loss.expand(number * 10)[loss.expand(number * 10) > 0]
+    seen = (bool((loss > 0).all()), loss.item())
+    loss.backward()
+    optimizer.step()
+"""
+    found = shardscale.rehearse([MODEL, lines], gpu="T4")
+    reads = [(one["answer"], one["times"]) for one in found.record["ranks"][0]["values"]]
+    # True is equal to 1.0, and yet another answer; three counts are one line.
+    assert reads == [("all 10 to 30 elements", 9), (True, 3), (1.0, 3)]
+    report = repr(found)
+    assert "  held at the peak (later steps: " in report
+    assert report.count("  load ") == 1
 
 
 def test_an_end_after_the_last_recorded_step_is_no_error() -> None:
@@ -85,7 +116,9 @@ for step in range(9):
     )
     assert with_them.step_s == without.step_s
     assert "left out of it: checkpoint, evaluation" in repr(with_them)
+    assert "every step is followed by forwards without gradients" in repr(with_them)
     assert "left out" not in repr(without)
+    assert "every step is followed" not in repr(without)
 
 
 SEARCH = """\

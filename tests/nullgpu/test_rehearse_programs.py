@@ -212,17 +212,19 @@ def test_each_rule_answers_its_reads(tmp_path: Path) -> None:
             "a call before its line": False,
             "holds": True,
             "holds, by a sum": True,
+            "checked": True,
             "boolean": False,
             "integer": 1,
             "number": 1.0,
         },
-        **{"small": [1.0] * 4, "large": 0.0, "nonzero": 32, "printed": True},
+        **{"small": [1.0] * 4, "large": 0.0, "mask": 80 * 4 * 8, "mask of nan": 0},
+        **{"known mask": 0, "nonzero": 32, "printed": True},
     }
     (rank,) = json.loads(done.stdout)["ranks"]
     # Of the large tensors, one copied and one printed, no element is read.
     assert [read["answer"] for read in rank["values"]] == [
-        *(0.0, 1.0, 0, False, 0, True, False, True, False, True, False, True, True, True),
-        *(False, 1, 1.0, 1.0, "all 32 elements"),
+        *(0.0, 1.0, 0, False, 0, True, False, True, False, True, False, True, True, True, True),
+        *(False, 1, 1.0, 1.0, True, False, "all 32 elements"),
     ]
 
 

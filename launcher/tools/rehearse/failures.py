@@ -49,9 +49,17 @@ def failed_lines(stage: Stage) -> Iterator[str]:
             f"The program calls {library}, which the null GPU lacks: a limit of the rehearsal, "
             f"and no fault of the program ({stage.status.reason})"
         )
-    else:
-        yield f"The program ended with an error of its own: {stage.status.reason}"
+        yield from _place(stage.status.detail.get("place"))
+        return
+    reads = any(rank.events("value_read") for rank in stage.ranks)
+    kind = "an error" if reads else "an error of its own"
+    yield f"The program ended with {kind}: {stage.status.reason}"
     yield from _place(stage.status.detail.get("place"))
+    if reads:
+        yield (
+            "  It may come from a value that no kernel has computed: those that it read are listed "
+            "below, and --answer FILE:LINE=VALUE sets one"
+        )
 
 
 def lacking(stage: Stage) -> str | None:

@@ -20,11 +20,12 @@ from launcher.tools.rehearse.timeline import Kind
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.content import as_record
 from launcher.tools.watch.folder import WatchedRank
-from launcher.tools.watch.tables import phase_rows, table
+from launcher.tools.watch.tables import phase_name, phase_rows, table
 from launcher.util.sizes import gib
 
 LABEL = "real allocator, no kernels run"
 MOST_MODULES = 8
+MOST_LOGGED = 4
 _OUTSIDE = {
     "CUDA context": ("450 to 600 MiB reported for A100 and H100", CONTEXT_BYTES),
     "NCCL": ("544 to 688 MB per group reported for A100", NCCL_GROUP_BYTES),
@@ -132,7 +133,9 @@ def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
         for name in categories
     ]
     rows.append(("all", gib(at.total_bytes), gib(end.total_bytes)))
-    yield from table((f"held at the peak ({at.phase})", "bytes", "after the last step"), rows)
+    period, _, phase = at.phase.partition("/")
+    head = f"held at the peak ({phase_name(period, phase)})"
+    yield from table((head, "bytes", "after the last step"), rows)
     largest = list(at.by_module.items())[:MOST_MODULES]
     yield from table(
         ("modules at the peak", "bytes"), [(name, gib(size)) for name, size in largest]
@@ -196,6 +199,11 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     )
     if timeline.left_out:
         yield f"    left out of it: {', '.join(timeline.left_out)}, which followed the step"
+    if "evaluation" in timeline.left_out and _evaluates_always(result.whole):
+        yield (
+            "    every step is followed by forwards without gradients (an evaluation, or generated "
+            "texts), whose seconds are not known"
+        )
     if timeline.uncounted_products:
         yield (
             f"    {timeline.uncounted_products:,} calls of Triton kernels multiply: they are "
@@ -211,6 +219,11 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
             f"    {timeline.unknown_kernels:,} kernels were launched by no operator that torch "
             "knows: only their starts are counted"
         )
+
+
+def _evaluates_always(stage: Stage) -> bool:
+    ends = [event for rank in stage.ranks[:1] for event in rank.events("program_ended")]
+    return bool(ends) and 1 < stage.steps <= ends[0].get("evaluated_after", 0)
 
 
 def tokens_of(result: Rehearsal) -> int | None:
@@ -231,12 +244,26 @@ def _values(stage: Stage) -> Iterator[str]:
     reads = [event for rank in stage.ranks[:1] for event in rank.events("value_read")]
     if not reads:
         return
+    # Numbers that a library reads are what it logs; what decides its way are the others.
+    logged = [one for one in reads if one["library"] and isinstance(one["answer"], float)]
+    left_out = logged if len(logged) > MOST_LOGGED else []
     rows = [
-        (one["place"], _tail(one["library"]), one["call"], str(one["times"]), str(one["answer"]))
+        (
+            *(_line(one["place"]), _tail(one["library"]), one["call"]),
+            *(f"{one['times']:,}", str(one["answer"])),
+        )
         for one in reads
+        if one not in left_out
     ]
     yield "Values that no kernel has computed were read here (--answer FILE:LINE=VALUE sets one):"
     yield from table(("line", "in", "call", "times", "answer"), rows)
+    if left_out:
+        yield f"    {len(left_out):,} more lines of libraries read numbers (--json lists them)"
+
+
+def _line(place: str) -> str:
+    """Return the file and line; autograd's own threads have none."""
+    return "in backward" if place == "backward:0" else place
 
 
 def _tail(place: str | None) -> str:

@@ -1,8 +1,7 @@
 """Tables of what a watched program needed, per phase and per rank."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from launcher.measure.records import Status
 from launcher.tools.watch.folder import WatchedRank
@@ -39,7 +38,7 @@ def phase_rows(rank: WatchedRank) -> list[tuple[str, str, str, str]]:
     records = sorted(rank.of_kind("phase"), key=lambda r: _PERIODS.index(r["period"]))
     return [
         (
-            _phase_name(record),
+            phase_name(record["period"], record["phase"]),
             gib(record.get("peak_bytes")),
             gib(record.get("reserved_peak_bytes")),
             _seconds(record.get("mean_s")),
@@ -48,11 +47,12 @@ def phase_rows(rank: WatchedRank) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _phase_name(record: Mapping[str, Any]) -> str:
-    period = _NAMES.get(record["period"], str(record["period"]))
-    if record["period"] in ("init", "evaluation", "save"):
-        return period
-    return f"{period}: {record['phase']}"
+def phase_name(period: str, phase: str) -> str:
+    """Return a phase of a period as tables name it."""
+    if period == "init" and phase not in ("build", "load"):
+        return f"before the first step: {phase}"
+    name = _NAMES.get(period, period)
+    return name if period in ("init", "evaluation", "save") else f"{name}: {phase}"
 
 
 def _content_rows(rank: WatchedRank) -> list[tuple[str, str]]:

@@ -27,6 +27,9 @@ found["to_first"] = to_first
 scattered: list[Any] = [None]
 dist.scatter_object_list(scattered, [f"to {i}" for i in range(size)] if rank == 0 else None, src=0)
 found["scattered"] = scattered[0]
+large: list[Any] | None = [None] * size if rank == 0 else None  # as a checkpoint's plan
+dist.gather_object(bytes([rank]) * (300_000 + rank), large, dst=0)
+found["large"] = [(len(one), one[-1]) for one in large or ()]
 pair = dist.new_group([0, 1])
 if rank < 2:
     ours = [rank * 7, "two"]

@@ -37,6 +37,12 @@ def is_bad(loss: torch.Tensor) -> bool:
     )
 
 
+def is_checked(condition: torch.Tensor) -> bool:
+    """As transformers checks that there is a token for each feature of an image."""
+    torch._check_tensor_all_with(ValueError, condition, lambda: "does not hold")
+    return True
+
+
 found_inf = (x.sum() > 3).float()
 train_info: dict[str, float] = {}
 counts = (x > 0).sum()
@@ -52,11 +58,15 @@ got = {
     "a call before its line": is_bad(x.sum()),
     "holds": (x > 0).all().item(),
     "holds, by a sum": bool(fast_all(x > 0)),
+    "checked": is_checked(x > 3),
     "boolean": bool(x.sum() > 3),
     "integer": counts.item(),
     "number": x.sum().item(),
     "small": x.sum(1).tolist(),
     "large": float((x + torch.ones(80, 4, 8, device="cuda")).cpu().abs().max()),
+    "mask": int((x > torch.ones(80, 4, 8, device="cuda")).cpu().sum()),
+    "mask of nan": int(torch.isnan(x + torch.ones(80, 4, 8, device="cuda")).cpu().sum()),
+    "known mask": int(torch.zeros(80, dtype=torch.bool).cuda().cpu().sum()),
     "nonzero": x[x > 3].numel(),
     "printed": len(repr(torch.ones(1000, device="cuda") * 2)) > 0,
 }

@@ -75,6 +75,30 @@ void keep(const void *address, const void *values, size_t bytes) {
     pthread_mutex_unlock(&mutex);
 }
 
+void keep_copy(const void *to, const void *from, size_t bytes) {
+    uintptr_t begin = (uintptr_t)from, end = begin + bytes;
+    Kept *copies = NULL;
+    pthread_mutex_lock(&mutex);
+    for (Kept *range = first; range && bytes <= MOST_KEPT; range = range->next) {
+        uintptr_t range_end = range->begin + range->bytes;
+        uintptr_t low = range->begin > begin ? range->begin : begin;
+        uintptr_t high = range_end < end ? range_end : end;
+        if (low < high)
+            copies = new_range((uintptr_t)to + (low - begin), range->values + (low - range->begin),
+                               high - low, copies);
+    }
+    cut((uintptr_t)to, (uintptr_t)to + bytes);
+    while (copies) {
+        Kept *copied = copies;
+        copies = copied->next;
+        copied->next = first;
+        first = copied;
+    }
+    if (bytes > FEW_KEPT)
+        trim();
+    pthread_mutex_unlock(&mutex);
+}
+
 bool knows(const void *address, size_t bytes) {
     uintptr_t begin = (uintptr_t)address, end = begin + bytes;
     bool found = false;
@@ -105,6 +129,8 @@ size_t recall(const void *address, void *out, size_t bytes) {
 static __thread bool followed;
 
 void follow(bool on) { followed = on; }
+
+bool follows(void) { return followed; }
 
 void forget_all(void) {
     if (followed)

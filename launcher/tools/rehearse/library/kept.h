@@ -11,6 +11,8 @@ enum {
 
 /* Keep the values at a device's address; more than MOST_KEPT bytes are forgotten instead. */
 void keep(const void *address, const void *values, size_t bytes);
+/* Keep at `to` what is known at `from`, and nothing else. */
+void keep_copy(const void *to, const void *from, size_t bytes);
 /* Copy what is known, and 0 for the rest; return how many bytes are known. */
 size_t recall(const void *address, void *out, size_t bytes);
 /* Some of its bytes are known. */
@@ -21,3 +23,4 @@ void forget_all(void);
 /* Until `false`, the calling thread says itself what its kernels have written: forget_all does
  * nothing. */
 void follow(bool on);
+bool follows(void);

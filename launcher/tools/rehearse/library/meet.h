@@ -8,7 +8,7 @@
 
 enum {
     ENTRIES = 8,
-    MOST_SENT = 1 << 16, /* bytes of a message of a pipe, of which there are many */
+    MOST_SENT = 1 << 16, /* bytes of a message of a pipe, but for those of torch's objects */
 };
 
 /* One message. `known`: its values are there, and not only its size. */
@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     atomic_ulong sent, received;
     Entry entries[ENTRIES];
-    char values[ENTRIES][MOST_SENT];
+    char values[ENTRIES][MOST_KEPT];
 } Pipe;
 
 typedef struct {

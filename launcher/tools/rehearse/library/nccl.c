@@ -1,6 +1,7 @@
 /* libnccl: calls of a communicator. Each knows its rank and size. Messages of at most MOST_KEPT bytes,
- * or MOST_SENT from one rank to another, travel between the processes (meet.h) and are reduced for
- * real where their values are known; of larger ones nothing is there, so nobody waits for them.
+ * or MOST_SENT from one rank to another unless they are torch's objects, travel between the processes
+ * (meet.h) and are reduced for real where their values are known; of larger ones nothing is there, so
+ * nobody waits for them.
  *
  * A call returns when its message has arrived, as if the stream had been waited for. In a group
  * (ncclGroupStart) all of its calls go on together, in any order that the ranks allow. As in
@@ -283,7 +284,7 @@ static int start(Call call) {
     Communicator *its = call.communicator;
     if (!type_bytes(call.type))
         return fail(INVALID_ARGUMENT, "%s: type %d is not known", names[call.kind], call.type);
-    if (call.bytes > (call.kind < SEND ? MOST_KEPT : MOST_SENT)) {
+    if (call.bytes > (call.kind < SEND || follows() ? MOST_KEPT : MOST_SENT)) {
         if (gets_result(&call))
             set_values(call.to, NULL, result_bytes(&call), false);
         return SUCCESS;

@@ -262,21 +262,12 @@ static bool checks_are_true(void) {
     return !answer || !strcmp(answer, "true");
 }
 
-static void copy_on_device(void *to, const void *from, size_t bytes) {
-    char *values = bytes <= MOST_KEPT && knows(from, bytes) ? malloc(bytes) : NULL;
-    if (values && recall(from, values, bytes) == bytes)
-        keep(to, values, bytes);
-    else
-        forget(to, bytes);
-    free(values);
-}
-
 static cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t stream) {
     bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
     if (to_device || from_device)
         timeline_add(COPY, stream, bytes, !from_device ? TO_DEVICE : !to_device ? TO_HOST : ON_DEVICE);
     if (to_device && from_device) {
-        copy_on_device(to, from, bytes);
+        keep_copy(to, from, bytes);
     } else if (to_device) {
         keep(to, from, bytes);
     } else if (!from_device) {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 STATES = ("params", "frozen", "master", "masks", "grads", "optimizer", "buffers")
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class Owners:
@@ -79,10 +79,12 @@ class Owners:
 
 def module_of(parameter: str) -> str:
     """Return the module of a parameter, without the wrappers of libraries."""
-    name = parameter
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name.rpartition(".")[0] or "(the model itself)"
+    return unwrapped(parameter).rpartition(".")[0] or "(the model itself)"
+
+
+def unwrapped(name: str) -> str:
+    """Return a name in a model without the wrappers of libraries."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _plain(value: Any) -> Iterator[Any]:

@@ -95,6 +95,10 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def parameters_of(module: Any) -> int:
     """Return how many parameters a module has, of all ranks where they are sharded."""
+    handles = [getattr(one, "_handle", None) for one in module.modules()]
+    shapes = [getattr(getattr(one, "flat_param", None), "_shapes", None) for one in handles]
+    if any(shapes):  # FSDP1, which shows each rank its own shard
+        return sum(shape.numel() for found in shapes for shape in found or ())
     return sum(int(getattr(p, "ds_numel", p.numel())) for p in module.parameters())
 
 

@@ -53,6 +53,8 @@ class Recorder:
         self.timeline: Any = None
         """One more step of a rehearsal (shardscale_rehearsal/timeline.py); None elsewhere."""
         self.closed = self.failed = False
+        self._evaluated_after: set[int] = set()
+        """Steps that an evaluation followed, or a generation."""
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None
         self.before_evaluation = "other"
@@ -79,7 +81,9 @@ class Recorder:
             self.file.add("phase", **record)
         for read in self.values.places.values() if self.values is not None else ():
             self.event("value_read", **read)
-        self.event("program_ended", reason=reason, steps=self.steps, libraries=libraries_in_use())
+        after = len(self._evaluated_after - {0})
+        found = {"steps": self.steps, "evaluated_after": after, "libraries": libraries_in_use()}
+        self.event("program_ended", reason=reason, **found)
         self._write_other_gpus()
         if self._sampler is not None:
             self._sampler.stop()
@@ -108,6 +112,8 @@ class Recorder:
             return  # nothing may be measured while a CUDA graph is recorded
         self._close_phase()
         self.phase = phase
+        if phase == "evaluation":
+            self._evaluated_after.add(self.steps + self.stepped)
         if self.recording:
             self.history.mark("phase", f"{self._period()}/{phase}")  # type: ignore[union-attr]
 

@@ -19,7 +19,7 @@ _DOES_NOT_HOLD = re.compile(
     re.IGNORECASE,
 )
 _HOLDS = re.compile(
-    r"finite|allclose|equal|(\b|_)all\(|_all_true\("
+    r"finite|allclose|equal|(\b|_)all\(|_all_true\(|\b_check_tensor_all"
     r"|\bnormal\("  # its C++ asks whether all standard deviations are valid
 )
 _READERS_OF_TORCH = ("grad_scaler.py", f"{os.sep}torch{os.sep}distributions{os.sep}")
@@ -55,8 +55,9 @@ def places() -> Iterator[Place]:
         yield Place(code.co_filename, frame.f_lineno, code.co_name, call)
 
 
-def answer(place: Place, *, boolean: bool) -> int:
-    """Return 0 or 1 by the words of the narrowest source that has any."""
+def answer(place: Place, *, boolean: bool, mask: bool = False) -> int:
+    """Return 0 or 1 by the words of the narrowest source that has any; else 1 for elements of a
+    mask, as if it hid nothing."""
     line = linecache.getline(place.file, place.line)
     generation = sys.modules.get("shardscale_rehearsal.generation")
     if generation is not None:
@@ -68,7 +69,7 @@ def answer(place: Place, *, boolean: bool) -> int:
             return 0
         if boolean and _HOLDS.search(text):
             return 1
-    return 0 if boolean else 1
+    return 0 if boolean and not mask else 1
 
 
 def _source(code: Any, last: int) -> str:

@@ -8,6 +8,7 @@ from shardscale_observer.clock import APART, Clock
 from shardscale_observer.errors import is_out_of_memory, place_of_error
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
+from shardscale_observer.owners import unwrapped
 from shardscale_observer.rank_file import RankFile, rank_of_process
 from shardscale_observer.reading import (
     data_ranks,
@@ -55,7 +56,7 @@ class Session(Recorder):
             return
         self.roots.add(module)
         for name, inner in module.named_modules():
-            self.names.setdefault(id(inner), name)
+            self.names.setdefault(id(inner), unwrapped(name))
         if arrives or parameters_of(module) > self._parameters:
             self._describe(module, args, kwargs)
 
@@ -103,7 +104,7 @@ class Session(Recorder):
             self.enter("evaluation")
             return
         self.begin_step()
-        if with_gradients and self.data_ranks is not None:
+        if with_gradients and self.data_ranks is not None and _trains(module):
             self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
         self.enter("forward")
 
@@ -240,3 +241,9 @@ class Session(Recorder):
         if self.recording:
             name = "" if module is None else self.names.get(id(module), type(module).__name__)
             self.history.mark("module", name)  # type: ignore[union-attr]
+
+
+def _trains(module: Any) -> bool:
+    """Return False for a module whose parameters are all frozen, such as a text encoder's."""
+    parameters = list(module.parameters())
+    return not parameters or any(parameter.requires_grad for parameter in parameters)

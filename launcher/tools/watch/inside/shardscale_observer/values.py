@@ -8,6 +8,8 @@ nothing was launched since. Every other read is answered by a stated rule, in th
 3. true where it speaks of finite, allclose, equal or all(...);
 4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
 
+Of copies of more than SMALL elements masks are true, and others 0, which is not listed.
+
 rules.py: the source is the call that reads, or its line, or its function.
 """
 
@@ -44,8 +46,9 @@ class Values:
         self._torch = torch
         self._answers = answers
         self._waits = waits
-        self.places: dict[tuple[str, str, Any], dict[str, Any]] = {}
-        self._in_step: dict[tuple[str, str, Any], int] = {}
+        self.places: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._in_step: dict[tuple[str, ...], int] = {}
+        self._counts: dict[tuple[str, ...], tuple[int, int]] = {}
         self._recall = ctypes.CDLL(None).shardscale_recall  # of the null GPU: bytes that are known
         self._recall.restype = ctypes.c_size_t
         self._library: Any = None
@@ -98,13 +101,16 @@ class Values:
         """Return coordinates as if every element were nonzero, the most that it can take, or those
         of one expert of a mixture."""
         _note_wait()
-        count, said = tensor.numel(), f"all {tensor.numel()} elements"
+        count = tensor.numel()
         if (listed := list_of_experts(tensor)) is not None:
             self._note("nonzero", f"all {len(listed)} experts")
             return listed
         if (share := share_of_expert(tensor)) is not None:
-            count, said = share[0], f"{share[0]} of {count} elements: one of {share[1]} experts"
-        self._note("nonzero", said)
+            said = f"{share[0]} of {count} elements: one of {share[1]} experts"
+            self._note("nonzero", said)
+            count = share[0]
+        else:
+            self._note("nonzero", "all elements", count=count)
         shape = (count, tensor.dim())
         return self._torch.empty(shape, dtype=self._torch.int64, device=tensor.device)
 
@@ -127,11 +133,14 @@ class Values:
         if not copy.is_cpu or copy.numel() == 0:
             return copy
         known = self._known(tensor) if copy.numel() <= SMALL else None
+        call = f"copy of {list(tensor.shape)}"
         if known is None and (tokens := tokens_of_experts(tensor)) is not None:
             copy.copy_(self._torch.tensor(tokens))
-            self._note(f"copy of {list(tensor.shape)}", f"{tokens[0]} to each expert")
+            self._note(call, f"{tokens[0]} to each expert")
         elif known is None and copy.numel() <= SMALL:
-            copy.fill_(self._answer(tensor.dtype, f"copy of {list(tensor.shape)}"))
+            copy.fill_(self._answer(tensor.dtype, call))
+        elif tensor.dtype is self._torch.bool and self._known(tensor) is None:
+            copy.fill_(self._answer(tensor.dtype, call, mask=True))  # as nonzero finds them
         return copy
 
     def _known(self, tensor: Any) -> Any:
@@ -146,37 +155,47 @@ class Values:
             return None
         return self._torch.frombuffer(raw, dtype=tensor.dtype)
 
-    def _answer(self, dtype: Any, call: str, *, default: Any = None) -> Any:
+    def _answer(self, dtype: Any, call: str, *, default: Any = None, mask: bool = False) -> Any:
         frames = list(places())
         for file, line, *_ in frames:
             for place, given in self._answers.items():
                 if f"{file}:{line}".endswith(f"/{place}") or f"{file}:{line}" == place:
-                    self._note(call, given, frames)
-                    return _as_type(given, dtype)
+                    value = _as_type(given, dtype)
+                    self._note(call, value, frames)
+                    return value
         boolean = dtype is self._torch.bool
         value = default
         if value is None:
-            value = _as_type(answer(frames[0] if frames else NOWHERE, boolean=boolean), dtype)
+            reader = frames[0] if frames else NOWHERE
+            value = _as_type(answer(reader, boolean=boolean, mask=mask), dtype)
         self._note(call, value, frames)
         return value
 
-    def _note(self, call: str, given: Any, frames: list[Place] | None = None) -> None:
+    def _note(
+        self, call: str, given: Any, frames: list[Place] | None = None, *, count: int | None = None
+    ) -> None:
+        """List a read; `count` is how many elements it got, which may differ from time to time."""
         frames = frames or list(places()) or [NOWHERE]
         own = next((frame for frame in frames if is_of_program(frame.file)), None)
         place = own or frames[0]
-        # One line may ask two things.
-        key = (f"{place.file}:{place.line}", call, given)
+        library = None if own == frames[0] else f"{frames[0].file}:{frames[0].line}"
+        # One line may ask two things; True is equal to 1.
+        key = (f"{place.file}:{place.line}", library or "", call, repr(given))
         entry = self.places.setdefault(
             key,
             {
                 "place": key[0],
                 "call": call,
                 "code": linecache.getline(place.file, place.line).strip(),
-                "library": None if own == frames[0] else f"{frames[0].file}:{frames[0].line}",
+                "library": library,
                 "times": 0,
                 "answer": given,
             },
         )
+        if count is not None:
+            before = self._counts.get(key, (count, count))
+            least, most = self._counts[key] = min(before[0], count), max(before[1], count)
+            entry["answer"] = f"all {least if least == most else f'{least} to {most}'} elements"
         entry["times"] += 1
         self._in_step[key] = self._in_step.get(key, 0) + 1
         if self._in_step[key] == MOST_READS:
