@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 STATES = ("params", "frozen", "master", "masks", "grads", "optimizer", "buffers")
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class Owners:
@@ -77,10 +77,12 @@ class Owners:
 
 def module_of(parameter: str) -> str:
     """Return the module of a parameter, without the wrappers of libraries."""
-    name = parameter
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name.rpartition(".")[0] or "(the model itself)"
+    return without_wrappers(parameter.rpartition(".")[0]) or "(the model itself)"
+
+
+def without_wrappers(module: str) -> str:
+    """Return a module's name as it is before a library wraps it."""
+    return ".".join(part for part in module.split(".") if part not in WRAPPERS)
 
 
 def _plain(value: Any) -> Iterator[Any]:

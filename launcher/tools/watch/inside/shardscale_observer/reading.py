@@ -17,12 +17,17 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _tokens(args: Any, kwargs: Any) -> Any:
-    """Return the tensor of token ids [B, T]: `input_ids`, or the first of integers; else None."""
+    """Return the tensor of token ids [B, T]: `input_ids`, or the first of integers; else None.
+
+    Integers after an unnamed tensor of numbers are something else: edges of a graph, indices.
+    """
     found = list(_tensors(args, kwargs))
     for name, tensor in found:
         if name == "input_ids" and tensor.dim() == 2:
             return tensor
-    for _, tensor in found:
+    for name, tensor in found:
+        if not name and tensor.is_floating_point():
+            return None
         if tensor.dim() == 2 and not tensor.is_floating_point():
             return tensor
     return None
@@ -94,7 +99,13 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def parameters_of(module: Any) -> int:
     """Return how many parameters a module has, of all ranks where they are sharded."""
-    return sum(int(getattr(p, "ds_numel", p.numel())) for p in module.parameters())
+    handles: list[Any] = [getattr(one, "_handle", None) for one in module.modules()]  # of FSDP1
+    flat = [one.flat_param for one in handles if hasattr(one, "flat_param")]
+    inside = {id(p) for one in flat for p in (one, *(one._params or ()))}
+    others = [p for p in module.parameters() if id(p) not in inside]
+    return sum(sum(one._numels) for one in flat) + sum(
+        int(getattr(p, "ds_numel", p.numel())) for p in others
+    )
 
 
 def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:

@@ -8,6 +8,7 @@ from shardscale_observer.clock import APART, Clock
 from shardscale_observer.errors import is_out_of_memory, place_of_error
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
+from shardscale_observer.owners import without_wrappers
 from shardscale_observer.rank_file import RankFile, rank_of_process
 from shardscale_observer.reading import (
     data_ranks,
@@ -54,7 +55,7 @@ class Session(Recorder):
             return
         self.roots.add(module)
         for name, inner in module.named_modules():
-            self.names.setdefault(id(inner), name)
+            self.names.setdefault(id(inner), without_wrappers(name))
         if arrives or parameters_of(module) > self._parameters:
             self._describe(module, args, kwargs)
 

@@ -1,0 +1,41 @@
+"""Programs in plain torch, as tutorials have them: several optimizers or none, graphs, shards."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from nullgpu.runs import ROOT
+
+import shardscale
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_fsdp1_counts_whole_parameters_and_names_the_models_modules(use_orig_params: bool) -> None:
+    program = f"""\
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+blocks = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()) for _ in range(3)]
+model = torch.nn.Sequential(torch.nn.Linear(512, 512), *blocks)
+policy = ModuleWrapPolicy({{torch.nn.Sequential}})
+model = FSDP(model.cuda(), auto_wrap_policy=policy, use_orig_params={use_orig_params})
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(9):
+    model(torch.ones(8, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found = shardscale.rehearse(program, gpu="T4", command=TORCHRUN)
+    assert f"in FullyShardedDataParallel, {4 * (512 * 512 + 512):,} parameters" in repr(found)
+    modules = found.record["ranks"][0]["peak"]["by_module"]
+    assert not [name for name in modules if "wrapped" in name or "module." in name]
