@@ -39,3 +39,21 @@ for _ in range(9):
     assert f"in FullyShardedDataParallel, {4 * (512 * 512 + 512):,} parameters" in repr(found)
     modules = found.record["ranks"][0]["peak"]["by_module"]
     assert not [name for name in modules if "wrapped" in name or "module." in name]
+
+
+def test_checks_of_the_program_hold() -> None:
+    program = """\
+import torch
+lr = torch.tensor(0.1, device="cuda")
+model = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters(), lr=lr, capturable=True)
+x = torch.ones(8, 64, device="cuda")
+torch.testing.assert_close(model(x), x @ model.weight.T + model.bias)
+assert (model(x) - x).abs().max() < 1e-3
+assert not model(x).isnan().any()
+for _ in range(9):
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert found.verdict == "fits", repr(found)
