@@ -1,5 +1,6 @@
 """Programs in plain torch, as tutorials have them: several optimizers or none, graphs, shards."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -57,3 +58,49 @@ for _ in range(9):
 """
     found = shardscale.rehearse(program, gpu="T4")
     assert found.verdict == "fits", repr(found)
+
+
+def test_a_whole_step_in_a_cuda_graph(capfd: pytest.CaptureFixture[str]) -> None:
+    program = """\
+import torch
+model = torch.nn.Linear(4096, 4096, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.ones(1024, 4096, device="cuda")
+for _ in range(3):
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+graph = torch.cuda.CUDAGraph()
+optimizer.zero_grad()
+with torch.cuda.graph(graph):
+    model(x).square().mean().backward()
+    optimizer.step()
+print("reserved", torch.cuda.memory_reserved())
+while True:
+    graph.replay()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    (rank,) = found.record["ranks"]
+    (reserved,) = re.findall(r"^reserved (\d+)$", capfd.readouterr().err, re.MULTILINE)
+    assert rank["reserved_peak_bytes"] == int(reserved)  # with the graph's own pool
+    assert rank["seconds"] is None
+    (line,) = [line for line in found.record["report"] if line.startswith("no seconds")]
+    assert "the step replays CUDA graphs (1 times)" in line
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_a_step_that_replays_graphs_has_no_seconds(mode: str) -> None:
+    program = f"""\
+import torch
+model = torch.nn.Linear(512, 512, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+compiled = torch.compile(model, mode="{mode}")
+for _ in range(9):
+    compiled(torch.ones(512, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found = shardscale.rehearse(program, gpu="H100")
+    assert found.verdict == "fits"
+    assert re.search(r"no seconds: the step replays CUDA graphs \(2 times\)", repr(found))

@@ -241,6 +241,7 @@ class Observer:
             values.install()
             self.session.values = values
         self.hook_empty_cache()
+        self.hook_graphs()
 
         @guarded
         def out_of_memory(device: int, wanted: int, total: int, free: int) -> None:
@@ -266,6 +267,20 @@ class Observer:
             empty()
 
         self.torch._C._cuda_emptyCache = empty_cache
+
+    def hook_graphs(self) -> None:
+        """Follow the replays of CUDA graphs."""
+        replay = self.torch.cuda.CUDAGraph.replay
+
+        @guarded
+        def begins() -> None:
+            self.session.replay_begins()
+
+        def call(one: Any) -> None:
+            begins()
+            replay(one)
+
+        self.torch.cuda.CUDAGraph.replay = call
 
     def hook_end(self) -> None:
         """Follow the ways in which a process ends."""

@@ -39,6 +39,8 @@ class Recorder:
         self.steps = 0
         """Completed steps."""
         self.in_step = self.stepped = False
+        self.graph_steps = False
+        """A CUDA graph holds an optimizer's step."""
         self.depth = {"backward": 0, "optimizer": 0, "checkpoint": 0}
         self.modules: list[Any] = []
         """Modules that are in their forward now, outermost first."""
@@ -103,12 +105,16 @@ class Recorder:
             return
         if self.closed:
             return
-        if self.device is not None and self.torch.cuda.is_current_stream_capturing():
-            return  # nothing may be measured while a CUDA graph is recorded
+        if self.captures():
+            return
         self._close_phase()
         self.phase = phase
         if self.recording:
             self.history.mark("phase", f"{self._period()}/{phase}")  # type: ignore[union-attr]
+
+    def captures(self) -> bool:
+        """Return True while a CUDA graph is recorded, in which nothing may be measured."""
+        return self.device is not None and self.torch.cuda.is_current_stream_capturing()
 
     @property
     def recording(self) -> bool:
@@ -116,6 +122,8 @@ class Recorder:
         return self.history is not None and self.history.recording
 
     def begin_step(self) -> None:
+        if self.captures():
+            return  # the replays are the steps
         if self.timeline is not None:
             if self.stepped:
                 self._end_timeline()
@@ -159,7 +167,8 @@ class Recorder:
         assert self.file is not None
         try:
             path = os.path.join(self.settings["folder"], f"timeline-rank{self.file.rank}")
-            self.timeline.end(path)
+            if why := self.timeline.end(path):
+                self.ends_untimed(why)
         except Exception as error:
             self.ends_untimed(repr(error))
         leave()

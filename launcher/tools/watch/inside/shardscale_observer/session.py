@@ -143,6 +143,7 @@ class Session(Recorder):
         """An optimizer begins its step, perhaps inside of backward or of another optimizer."""
         self.depth["optimizer"] += 1
         self.optimizers.add(optimizer)
+        self.graph_steps |= self.captures()
         lr = optimizer.param_groups[0].get("lr")
         self.lr = float(lr) if isinstance(lr, (int, float)) else None
         if self.depth["optimizer"] > 1 or self.depth["backward"]:
@@ -166,6 +167,14 @@ class Session(Recorder):
         if not self.depth["optimizer"] and self.phase == "step":
             self.mark_owners()
             self.enter("other")
+
+    def replay_begins(self) -> None:
+        """A CUDA graph is replayed, perhaps of a whole step."""
+        if self.timeline is not None:
+            self.timeline.replays += 1
+        if self.graph_steps and not self.modules and not any(self.depth.values()):
+            self.begin_step()
+            self.stepped = self.in_step
 
     def apart_begins(self, phase: str) -> str:
         """A phase that libraries name begins (`data`, `checkpoint`); returns the one before."""
