@@ -104,3 +104,57 @@ for _ in range(9):
     found = shardscale.rehearse(program, gpu="H100")
     assert found.verdict == "fits"
     assert re.search(r"no seconds: the step replays CUDA graphs \(2 times\)", repr(found))
+
+
+def test_weights_that_the_program_updates_by_itself() -> None:
+    program = """\
+import torch
+model = torch.nn.Linear(64, 64, device="cuda")
+while True:
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+    model.zero_grad()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    assert found.step_s
+    assert "The program updates its weights without an optimizer" in repr(found)
+
+
+def test_optimizers_that_step_in_turn_have_the_seconds_of_a_round() -> None:
+    program = """\
+import torch
+first, second = (torch.nn.Linear(width, width, device="cuda") for width in (1024, 2048))
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+while True:
+    for repeats, model, optimizer in zip((2, 1), (first, second), optimizers):
+        for _ in range(repeats):
+            model(torch.ones(4096, model.in_features, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 6)
+    assert "2 optimizers step in turn" in repr(found)
+    # Forward and gradients of weights: two steps of the first, one of the second.
+    flops = 2 * 2 * 4096 * (2 * 1024**2 + 2048**2)
+    assert found.record["ranks"][0]["seconds"]["products_s"] > flops / 8.1e12
+    assert re.search(r"^A round of rank 0 would take", repr(found), re.MULTILINE)
+
+
+def test_an_optimizer_that_gives_way_to_another_ends_nothing() -> None:
+    program = """\
+import torch
+model = torch.nn.Linear(64, 64, device="cuda")
+optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.2)]
+step = 0
+while True:
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizers[step > 0].step()
+    step += 1
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 6)
+    assert "no seconds: not all optimizers that step in turn did in 6 steps" in repr(found)

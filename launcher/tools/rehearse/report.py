@@ -43,6 +43,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     if stage.ran_out:
         yield from out_of_memory_lines(result)
     yield from caught_lines(stage)
+    yield from _steps(stage)
     whole, worst = result.whole, result.whole.worst
     if whole is not stage:
         yield f"Without a limit it needs (rank {worst.number}, {whole.steps} steps; {LABEL}):"
@@ -114,6 +115,27 @@ def _headline(result: Rehearsal) -> str:
     )
 
 
+def _steps(stage: Stage) -> Iterator[str]:
+    """Yield what counts as a step, where that is no optimizer's."""
+    ended = [event for rank in stage.ranks for event in rank.events("program_ended")]
+    if any(event.get("has_optimizer") is False for event in ended):
+        yield (
+            "The program updates its weights without an optimizer of torch.optim: "
+            "each forward and backward counts as a step, the first eight as one"
+        )
+    if (turns := _turns(stage)) > 1:
+        yield (
+            f"{turns} optimizers step in turn, as a GAN's: each optimizer's step counts, and the "
+            "seconds of a step are those of a round, in which all have stepped"
+        )
+
+
+def _turns(stage: Stage) -> int:
+    """Return how many optimizers, or sets of them, step in turn."""
+    ended = [event for rank in stage.ranks for event in rank.events("program_ended")]
+    return max((int(event.get("turns", 1)) for event in ended), default=1)
+
+
 def _phases(rank: WatchedRank) -> list[tuple[str, str, str]]:
     return [(name, allocated, reserved) for name, allocated, reserved, _ in phase_rows(rank)]
 
@@ -172,11 +194,12 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         return
     found, timeline = result.seconds[rank], result.whole.timelines[rank]
     least_s, most_s = predicted_range(found.total_s)
-    speed = ""
-    if tokens := tokens_of(result):
+    speed, turns = "", _turns(result.whole)
+    if turns == 1 and (tokens := tokens_of(result)):
         speed = f", {tokens / found.total_s:,.0f} tokens/s"
+    what = "step" if turns == 1 else "round"
     yield (
-        f"A step of rank {rank} would take {found.total_s:.4f} s ({least_s:.4f} to "
+        f"A {what} of rank {rank} would take {found.total_s:.4f} s ({least_s:.4f} to "
         f"{most_s:.4f}){speed}, by the plan's rates of {result.gpu.name}: not a measurement"
     )
     kernels, operators = timeline.calls(Kind.KERNEL), timeline.calls(Kind.OPERATOR)

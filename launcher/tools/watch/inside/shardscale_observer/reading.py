@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -124,6 +125,11 @@ def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:
     if type(outer).__name__ == "DistributedDataParallel":
         return int(outer.process_group.size())
     return int(getattr(outer, "dp_world_size", world_size))  # DeepSpeed's
+
+
+def makes_optimizers(torch: Any) -> bool:
+    """Return True if the program has an optimizer, which has perhaps not stepped yet."""
+    return any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects())
 
 
 LIBRARIES = {

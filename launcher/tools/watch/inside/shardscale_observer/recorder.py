@@ -39,8 +39,7 @@ class Recorder:
         self.steps = 0
         """Completed steps."""
         self.in_step = self.stepped = False
-        self.graph_steps = False
-        """A CUDA graph holds an optimizer's step."""
+        self.graph_steps = False  # a CUDA graph holds an optimizer's step
         self.depth = {"backward": 0, "optimizer": 0, "checkpoint": 0}
         self.modules: list[Any] = []
         """Modules that are in their forward now, outermost first."""
@@ -49,6 +48,14 @@ class Recorder:
         self._parameters = 0
         """Parameters of the largest of them."""
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.has_optimizer: bool | None = None
+        """False where the program updates its weights by itself; None while that is not known."""
+        self.backwards = self._backwards_before = 0  # and those before this step
+        self.stepping: set[int] = set()
+        """Optimizers that have stepped in this step."""
+        self.turns: set[frozenset[int]] = set()
+        """Those of the steps before: one element, unless optimizers step in turn, as a GAN's."""
+        self._in_timeline: list[frozenset[int]] = []
         self.device: int | None = None
         self.values: Any = None
         """Reads of values in a rehearsal (values.Values); None elsewhere."""
@@ -80,7 +87,14 @@ class Recorder:
             self.file.add("phase", **record)
         for read in self.values.places.values() if self.values is not None else ():
             self.event("value_read", **read)
-        self.event("program_ended", reason=reason, steps=self.steps, libraries=libraries_in_use())
+        self.event(
+            "program_ended",
+            reason=reason,
+            steps=self.steps,
+            libraries=libraries_in_use(),
+            has_optimizer=self.has_optimizer,
+            turns=len(self.turns),
+        )
         self._write_other_gpus()
         if self._sampler is not None:
             self._sampler.stop()
@@ -103,9 +117,7 @@ class Recorder:
             self.timeline.enters(phase, before=self.phase)
             self.phase = phase
             return
-        if self.closed:
-            return
-        if self.captures():
+        if self.closed or self.captures():
             return
         self._close_phase()
         self.phase = phase
@@ -125,7 +137,7 @@ class Recorder:
         if self.captures():
             return  # the replays are the steps
         if self.timeline is not None:
-            if self.stepped:
+            if self.stepped and self._round_ends():
                 self._end_timeline()
             return
         if self.stepped:
@@ -135,7 +147,7 @@ class Recorder:
         if self.in_step:
             return
         limit = self.settings.get("steps")
-        if limit is not None and self.steps >= limit:
+        if limit is not None and self.steps >= limit * max(1, len(self.turns)):
             self.end("steps")
             self._begin_timeline()
             return
@@ -163,6 +175,17 @@ class Recorder:
         except Exception as error:
             self.ends_untimed(repr(error))
 
+    def _round_ends(self) -> bool:
+        """Return True once every optimizer that steps in turn has done so in the timeline."""
+        self._in_timeline.append(frozenset(self.stepping))
+        self.stepping.clear()
+        self.stepped = False
+        if self.turns <= set(self._in_timeline):
+            return True
+        if len(self._in_timeline) >= self.steps:
+            self.ends_untimed(f"not all optimizers that step in turn did in {self.steps} steps")
+        return False
+
     def _end_timeline(self) -> None:
         assert self.file is not None
         try:
@@ -188,6 +211,8 @@ class Recorder:
         self._close_phase()
         self.phase, self.in_step, self.stepped = "other", False, False
         self.steps += 1
+        self.turns.add(frozenset(self.stepping))
+        self.stepping.clear()
         assert self._clock is not None
         content = {
             "step": self.steps,

@@ -15,11 +15,15 @@ from shardscale_observer.reading import (
     describe,
     libraries_in_use,
     loss_of,
+    makes_optimizers,
     parameters_of,
     tokens_in,
 )
 from shardscale_observer.recorder import Recorder
 from shardscale_observer.sampler import Sampler
+
+_WITHOUT_OPTIMIZER = 8
+"""Backward passes by which a program has made its optimizer, if it makes any."""
 
 
 class Session(Recorder):
@@ -27,7 +31,8 @@ class Session(Recorder):
 
     A step begins with the first forward (with gradients) or backward after an optimizer's step, and
     ends with the last `step` of an optimizer before the next forward: several optimizers, and those
-    that update inside of backward, make one step.
+    that update inside of backward, make one step. Where the program updates its weights without an
+    optimizer, every backward that a forward follows is one.
     """
 
     def open(self, module: Any, args: Any, kwargs: Any) -> None:
@@ -102,10 +107,20 @@ class Session(Recorder):
             self.before_evaluation = "other"
             self.enter("evaluation")
             return
+        if with_gradients:
+            self._ends_without_optimizer()
         self.begin_step()
         if with_gradients and self.data_ranks is not None:
             self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
         self.enter("forward")
+
+    def _ends_without_optimizer(self) -> None:
+        """End the step before this forward, in a program that has no optimizer."""
+        if self.backwards >= _WITHOUT_OPTIMIZER and self.has_optimizer is None:
+            self.has_optimizer = bool(self.optimizers) or makes_optimizers(self.torch)
+        if self.has_optimizer is False and self.backwards > self._backwards_before:
+            self.stepped = self.in_step
+            self._backwards_before = self.backwards
 
     def _prepares_data(self, module: Any) -> bool:
         """Return True for a transform of samples, in a loader's process or this one."""
@@ -126,6 +141,7 @@ class Session(Recorder):
             return
         self.open(None, (), {})
         self.begin_step()
+        self.backwards += 1
         if not self.rehearses:
             self.losses += [loss_of(output) for output in outputs]
         if self.recording:
@@ -150,7 +166,8 @@ class Session(Recorder):
             return
         self.open(None, (), {})
         del self.modules[:]
-        self.in_step = True
+        self.stepping.add(id(optimizer))
+        self.in_step = self.has_optimizer = True
         self.mark_owners()
         self.enter("step")
 
@@ -207,6 +224,7 @@ class Session(Recorder):
         )
         # An optimizer's step ends by the exception, after which torch calls no hook.
         self.depth["optimizer"] = 0
+        self.stepping.clear()
 
     def fails(self, error: BaseException) -> None:
         """An exception that the program does not catch ends it."""
