@@ -158,3 +158,19 @@ while True:
     found = shardscale.rehearse(program, gpu="T4")
     assert (found.verdict, found.record["steps"]) == ("fits", 6)
     assert "no seconds: not all optimizers that step in turn did in 6 steps" in repr(found)
+
+
+def test_products_of_nested_tensors_have_prices() -> None:
+    program = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+parts = [torch.ones(rows, 1024, device="cuda") for rows in (1000, 3000)]
+for _ in range(9):
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    model(x).values().sum().backward()
+    optimizer.step()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    (rank,) = found.record["ranks"]
+    assert rank["seconds"]["products_s"] > 2 * 2 * 4000 * 1024**2 / 8.1e12

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardscale_rehearsal import engines
+from shardscale_rehearsal.composed import is_composite
 from shardscale_rehearsal.flex_attention import flex_attention
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -192,6 +193,9 @@ class _Mode(TorchDispatchMode):
             return NotImplemented  # it will call the operators of its parts
         if any(type(one) not in PLAIN for one in _tensors((args, kwargs))):
             return func(*args, **kwargs)  # of a tracer's
+        if is_composite(func):  # called by a subclass, as nested tensors call aten::linear
+            with self:
+                return func.decompose(*args, **kwargs)
         ranks = _ranks(func, args)
         key = (func, _described((args, kwargs), hashable=True), ranks)
         described = {"name": f"{func._schema.name}.{func._overloadname}", "ranks": ranks}
