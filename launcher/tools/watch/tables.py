@@ -50,6 +50,8 @@ def phase_rows(rank: WatchedRank) -> list[tuple[str, str, str, str]]:
 
 def _phase_name(record: Mapping[str, Any]) -> str:
     period = _NAMES.get(record["period"], str(record["period"]))
+    if record["period"] == "init" and record["phase"] not in ("build", "load"):
+        return "before the first step"
     if record["period"] in ("init", "evaluation", "save"):
         return period
     return f"{period}: {record['phase']}"
