@@ -174,3 +174,21 @@ for _ in range(9):
     found = shardscale.rehearse(program, gpu="T4")
     (rank,) = found.record["ranks"]
     assert rank["seconds"]["products_s"] > 2 * 2 * 4000 * 1024**2 / 8.1e12
+
+
+def test_a_program_that_ends_with_the_step_that_is_priced() -> None:
+    program = """\
+import torch
+model = torch.nn.TransformerEncoderLayer(256, 4, batch_first=True).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.ones(8, 128, 256, device="cuda")
+for _ in range(4):
+    model(x).sum().backward()
+    optimizer.step()
+with torch.no_grad():
+    model.eval()(x)  # by torch's fused layer
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    assert found.step_s
+    assert "left out of it: evaluation" in repr(found)

@@ -291,7 +291,7 @@ class Observer:
 
         @guarded
         def ends(reason: str) -> None:
-            self.session.end(reason)
+            self.session.program_ends(reason)
 
         follow_endings(fails, ends)
 

@@ -39,7 +39,7 @@ class Recorder:
         self.steps = 0
         """Completed steps."""
         self.in_step = self.stepped = False
-        self.graph_steps = False  # a CUDA graph holds an optimizer's step
+        self.in_graphs: set[int] = set()  # optimizers whose step a CUDA graph holds
         self.depth = {"backward": 0, "optimizer": 0, "checkpoint": 0}
         self.modules: list[Any] = []
         """Modules that are in their forward now, outermost first."""
@@ -82,6 +82,7 @@ class Recorder:
             self._end_step()
         self._close_phase()
         self._write_steps(wait=not self.failed)
+        self.mark_owners()  # a program may give its weights other storages after a step
         self._stop_recording("")
         for record in self._log.records(with_memory=self.device is not None):
             self.file.add("phase", **record)

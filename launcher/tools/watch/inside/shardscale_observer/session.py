@@ -159,7 +159,8 @@ class Session(Recorder):
         """An optimizer begins its step, perhaps inside of backward or of another optimizer."""
         self.depth["optimizer"] += 1
         self.optimizers.add(optimizer)
-        self.graph_steps |= self.captures()
+        if self.captures():
+            self.in_graphs.add(id(optimizer))
         lr = optimizer.param_groups[0].get("lr")
         self.lr = float(lr) if isinstance(lr, (int, float)) else None
         if self.depth["optimizer"] > 1 or self.depth["backward"]:
@@ -189,8 +190,9 @@ class Session(Recorder):
         """A CUDA graph is replayed, perhaps of a whole step."""
         if self.timeline is not None:
             self.timeline.replays += 1
-        if self.graph_steps and not self.modules and not any(self.depth.values()):
+        if self.in_graphs and not self.modules and not any(self.depth.values()):
             self.begin_step()
+            self.stepping |= self.in_graphs
             self.stepped = self.in_step
 
     def apart_begins(self, phase: str) -> str:
@@ -244,6 +246,12 @@ class Session(Recorder):
             place=place_of_error(error),
         )
         self.failed = True
+
+    def program_ends(self, reason: str) -> None:
+        """The process ends, perhaps with the step whose operators are written down."""
+        if self.timeline is not None and self.stepped and self._round_ends():
+            self._end_timeline()
+        self.end(reason)
 
     def waits(self, read: dict[str, Any]) -> None:
         """A line reads a value again and again: no kernel will ever change it."""
