@@ -37,7 +37,13 @@ def test_a_library_that_the_stand_in_lacks_is_no_error_of_the_program(
     assert headline.startswith("no verdict on T4")
     assert report[0].startswith(f"The program calls {library}, which the null GPU lacks: ")
     assert report[1] == f"  cell.py:3 in <module>: {line}"
+    assert ("  try torch.backends.cudnn.enabled = False" in report[2]) == ("LSTM" in line)
     assert "of its own" not in repr(found)
+
+
+def test_a_signal_from_outside_is_no_error_of_the_program() -> None:
+    found = shardscale.rehearse([MODEL, "import os", "os.kill(os.getpid(), 9)"], gpu="T4")
+    assert (found.verdict, "of its own" in repr(found)) == (None, False)
 
 
 def test_an_error_before_the_first_step_is_said() -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.tools.rehearse.limits import lacking_library
+from launcher.tools.rehearse.limits import INSTEAD, lacking_library
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.remedies import remedies
 from launcher.tools.rehearse.stage import Stage
 from launcher.tools.watch.folder import WatchedRank
 from launcher.util.sizes import gib
+
+_FROM_OUTSIDE = ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")
 
 
 def failures(rank: WatchedRank) -> list[dict[str, Any]]:
@@ -49,8 +51,17 @@ def failed_lines(stage: Stage) -> Iterator[str]:
             f"The program calls {library}, which the null GPU lacks: a limit of the rehearsal, "
             f"and no fault of the program ({stage.status.reason})"
         )
-        yield from _place(stage.status.detail.get("place"))
+    elif (stage.status.reason or "").removeprefix("ended by ") in _FROM_OUTSIDE:
+        yield f"The program was {stage.status.reason}, from outside{_killed(stage)}"
+    else:
+        yield from _error_lines(stage)
         return
+    yield from _place(stage.status.detail.get("place"))
+    if library in INSTEAD:
+        yield f"  try {INSTEAD[library]}"
+
+
+def _error_lines(stage: Stage) -> Iterator[str]:
     reads = any(rank.events("value_read") for rank in stage.ranks)
     kind = "an error" if reads else "an error of its own"
     yield f"The program ended with {kind}: {stage.status.reason}"
@@ -60,6 +71,11 @@ def failed_lines(stage: Stage) -> Iterator[str]:
             "  It may come from a value that no kernel has computed: those that it read are listed "
             "below, and --answer FILE:LINE=VALUE sets one"
         )
+
+
+def _killed(stage: Stage) -> str:
+    killed = stage.status.reason == "ended by SIGKILL"
+    return ": a machine that runs out of host memory does that" if killed else ""
 
 
 def lacking(stage: Stage) -> str | None:

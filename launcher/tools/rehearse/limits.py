@@ -2,13 +2,20 @@
 
 import re
 
+_RECURRENT = "cuDNN's recurrent networks or CTC loss"
 # torch's words. The real library is loaded, and finds no driver that it can work with.
 _ERRORS = {
     "cuSOLVER": r"CUSOLVER_STATUS_|cusolverDnCreate",
     "cuFFT": r"CUFFT_",
     "cuSPARSE": r"CUSPARSE_STATUS_|\bcusparse\w+\(",
-    "cuDNN's recurrent networks or CTC loss": r"CUDNN_STATUS_NOT_SUPPORTED",
+    _RECURRENT: r"CUDNN_STATUS_NOT_SUPPORTED",
 }
+
+INSTEAD = {
+    _RECURRENT: "torch.backends.cudnn.enabled = False, for torch's own kernels: their activations "
+    "and workspaces differ from cuDNN's, those of convolutions too"
+}
+"""Library -> what a program can set to be rehearsed without it."""
 
 
 def lacking_library(error: str) -> str | None:

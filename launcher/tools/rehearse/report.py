@@ -17,6 +17,7 @@ from launcher.tools.rehearse.failures import (
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.stage import Stage
 from launcher.tools.rehearse.timeline import Kind
+from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.content import as_record
 from launcher.tools.watch.folder import WatchedRank
@@ -25,7 +26,6 @@ from launcher.util.sizes import gib
 
 LABEL = "real allocator, no kernels run"
 MOST_MODULES = 8
-MOST_LOGGED = 4
 _OUTSIDE = {
     "CUDA context": ("450 to 600 MiB reported for A100 and H100", CONTEXT_BYTES),
     "NCCL": ("544 to 688 MB per group reported for A100", NCCL_GROUP_BYTES),
@@ -44,6 +44,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     if stage.ran_out:
         yield from out_of_memory_lines(result)
     yield from caught_lines(stage)
+    yield from _steps(stage)
     whole, worst = result.whole, result.whole.worst
     if whole is not stage:
         yield f"Without a limit it needs (rank {worst.number}, {whole.steps} steps; {LABEL}):"
@@ -60,7 +61,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
         )
     yield from _outside(result)
     yield from _seconds(result)
-    yield from _values(whole)
+    yield from value_lines(whole)
     yield from _cards(result)
     yield f"run folder {stage.folder}: shardscale report {stage.folder}"
 
@@ -113,6 +114,27 @@ def _headline(result: Rehearsal) -> str:
         f"{wrapped}, {run.get('parameters') or 0:,} parameters, {ranks}, "
         f"{result.stage.steps} steps; {LABEL}"
     )
+
+
+def _steps(stage: Stage) -> Iterator[str]:
+    """Yield what counts as a step, where that is no optimizer's."""
+    ended = [event for rank in stage.ranks for event in rank.events("program_ended")]
+    if any(event.get("has_optimizer") is False for event in ended):
+        yield (
+            "The program updates its weights without an optimizer of torch.optim: "
+            "each forward and backward counts as a step, the first eight as one"
+        )
+    if (turns := _turns(stage)) > 1:
+        yield (
+            f"{turns} optimizers step in turn, as a GAN's: each optimizer's step counts, and the "
+            "seconds of a step are those of a round, in which all have stepped"
+        )
+
+
+def _turns(stage: Stage) -> int:
+    """Return how many optimizers, or sets of them, step in turn."""
+    ended = [event for rank in stage.ranks for event in rank.events("program_ended")]
+    return max((int(event.get("turns", 1)) for event in ended), default=1)
 
 
 def _phases(rank: WatchedRank) -> list[tuple[str, str, str]]:
@@ -175,11 +197,12 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         return
     found, timeline = result.seconds[rank], result.whole.timelines[rank]
     least_s, most_s = predicted_range(found.total_s)
-    speed = ""
-    if tokens := tokens_of(result):
+    speed, turns = "", _turns(result.whole)
+    if turns == 1 and (tokens := tokens_of(result)):
         speed = f", {tokens / found.total_s:,.0f} tokens/s"
+    what = "step" if turns == 1 else "round"
     yield (
-        f"A step of rank {rank} would take {found.total_s:.4f} s ({least_s:.4f} to "
+        f"A {what} of rank {rank} would take {found.total_s:.4f} s ({least_s:.4f} to "
         f"{most_s:.4f}){speed}, by the plan's rates of {result.gpu.name}: not a measurement"
     )
     kernels, operators = timeline.calls(Kind.KERNEL), timeline.calls(Kind.OPERATOR)
@@ -238,37 +261,6 @@ def _as_seconds(result: Rehearsal, rank: int) -> dict[str, float] | None:
         return None
     least_s, most_s = predicted_range(found.total_s)
     return {**dataclasses.asdict(found), "least_s": least_s, "most_s": most_s}
-
-
-def _values(stage: Stage) -> Iterator[str]:
-    reads = [event for rank in stage.ranks[:1] for event in rank.events("value_read")]
-    if not reads:
-        return
-    # Numbers that a library reads are what it logs; what decides its way are the others.
-    logged = [one for one in reads if one["library"] and isinstance(one["answer"], float)]
-    left_out = logged if len(logged) > MOST_LOGGED else []
-    rows = [
-        (
-            *(_line(one["place"]), _tail(one["library"]), one["call"]),
-            *(f"{one['times']:,}", str(one["answer"])),
-        )
-        for one in reads
-        if one not in left_out
-    ]
-    yield "Values that no kernel has computed were read here (--answer FILE:LINE=VALUE sets one):"
-    yield from table(("line", "in", "call", "times", "answer"), rows)
-    if left_out:
-        yield f"    {len(left_out):,} more lines of libraries read numbers (--json lists them)"
-
-
-def _line(place: str) -> str:
-    """Return the file and line; autograd's own threads have none."""
-    return "in backward" if place == "backward:0" else place
-
-
-def _tail(place: str | None) -> str:
-    """Return the last two parts of a library's path and line."""
-    return "" if place is None else "/".join(place.split("/")[-2:])
 
 
 def _cards(result: Rehearsal) -> Iterator[str]:

@@ -54,6 +54,9 @@ _NAMES = {
     "T4": "Tesla T4",
 }
 
+_AUTOTUNED = tuple(f"TORCHINDUCTOR_MAX_AUTOTUNE_{kind}_BACKENDS" for kind in ("GEMM", "CONV"))
+"""Variables of torch.compile: the kernels that mode="max-autotune" chooses among."""
+
 
 def environment(
     python: str, gpus: Sequence[Gpu], *, inherited: Mapping[str, str] | None = None
@@ -89,6 +92,8 @@ def environment(
             str(INSIDE), _first(str(watch.INSIDE), before.get("PYTHONPATH", ""), ":"), ":"
         ),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
+        # No kernel can be timed against another, and to compile all of them takes minutes.
+        **{name: before.get(name, "ATEN") for name in _AUTOTUNED},
         STAND_IN_GPUS: ";".join(map(_described, gpus)),
         "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),
         "SHARDSCALE_STAND_IN_HOST_BYTES": before.get(

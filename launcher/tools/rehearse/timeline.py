@@ -175,7 +175,7 @@ def _work(described: Mapping[str, Any], tensors: Sequence[Any]) -> Work:
             counter.operator(known, args, kwargs, out)
             work = counter.here.total(lambda size: size)
             return _as_copies(work) if torch.Tag.pointwise in known.tags else work
-        except (ValueError, IndexError, TypeError, RuntimeError, AttributeError):
+        except (ValueError, LookupError, TypeError, RuntimeError, AttributeError):
             pass  # of operands that it does not expect: by its bytes
     sizes = [_nbytes(one) for one in (*tensors, *_tensors([described.get("out")]))]
     return _moving(sizes)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from launcher.tools.rehearse.report import _values
+from launcher.tools.rehearse.values import value_lines
 
 
 def read(number: int, answer: object, library: str | None) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def test_many_numbers_that_libraries_log_are_counted() -> None:
     ]
     rank = SimpleNamespace(events=lambda name: [*others, *logs])
     stage: Any = SimpleNamespace(ranks=[rank])
-    _, head, *rows, last = _values(stage)
+    _, head, *rows, last = value_lines(stage)
     assert head.split() == ["line", "in", "call", "times", "answer"]
     assert [" ".join(row.split()) for row in rows] == [
         "/train.py:1 item 1,200 1.0",
@@ -32,4 +32,4 @@ def test_many_numbers_that_libraries_log_are_counted() -> None:
 def test_a_few_are_listed() -> None:
     rank = SimpleNamespace(events=lambda name: [read(3, 1.0, "/transformers/trainer.py:2249")])
     stage: Any = SimpleNamespace(ranks=[rank])
-    assert list(_values(stage))[-1].split()[1] == "transformers/trainer.py:2249"
+    assert list(value_lines(stage))[-1].split()[1] == "transformers/trainer.py:2249"

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shardscale_rehearsal import engines
+from shardscale_rehearsal.composed import is_composite
 from shardscale_rehearsal.flex_attention import flex_attention
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -42,6 +43,8 @@ class Timeline:
         self._inside = threading.local()
         self._undo: list[Any] = []
         self._left_out: set[str] = set()
+        self.replays = 0
+        """Replays of CUDA graphs, counted by who sees them."""
 
     def begin(self) -> str | None:
         """Begin; returns why not, where this program's operators cannot be followed."""
@@ -60,8 +63,9 @@ class Timeline:
         self._mode.__enter__()
         return None
 
-    def end(self, path: str) -> None:
-        """Stop, and write `path`.entries and then `path`.json, which says that both are whole.
+    def end(self, path: str) -> str | None:
+        """Stop, and write `path`.entries and then `path`.json, which says that both are whole;
+        returns why not, where the step cannot be priced.
 
         Raises:
             OSError: a file cannot be written.
@@ -72,6 +76,11 @@ class Timeline:
         self._mode.__exit__(None, None, None)
         for owner, name, before in self._undo:
             setattr(owner, name, before)
+        if self.replays:
+            return (
+                f"the step replays CUDA graphs ({self.replays:,} times), whose kernels are not "
+                "known by then: rehearse it without graphs for seconds"
+            )
         if not self._library.shardscale_timeline_write((path + ".entries").encode()):
             raise OSError(f"{path}.entries cannot be written")
         content = {
@@ -81,6 +90,7 @@ class Timeline:
         }
         with open(path + ".json", "w", encoding="utf-8") as file:
             json.dump(content, file)
+        return None
 
     def enters(self, phase: str, *, before: str) -> None:
         """Leave out evaluations and saves, and what lies between two of them."""
@@ -183,6 +193,9 @@ class _Mode(TorchDispatchMode):
             return NotImplemented  # it will call the operators of its parts
         if any(type(one) not in PLAIN for one in _tensors((args, kwargs))):
             return func(*args, **kwargs)  # of a tracer's
+        if is_composite(func):  # called by a subclass, as nested tensors call aten::linear
+            with self:
+                return func.decompose(*args, **kwargs)
         ranks = _ranks(func, args)
         key = (func, _described((args, kwargs), hashable=True), ranks)
         described = {"name": f"{func._schema.name}.{func._overloadname}", "ranks": ranks}

@@ -150,8 +150,7 @@ class Observer:
         self._replace(autograd, "_engine_run_backward", run_backward)
 
     def hook_optimizers(self) -> None:
-        """Follow the step of every optimizer, and the closure that some are given: it computes the
-        loss and its gradients (Lightning's Trainer)."""
+        """Follow every optimizer's step, and a closure that computes its gradients (Lightning)."""
         compiling = self.torch.compiler.is_compiling
 
         @guarded
@@ -242,6 +241,7 @@ class Observer:
             values.install()
             self.session.values = values
         self.hook_empty_cache()
+        self.hook_graphs()
 
         @guarded
         def out_of_memory(device: int, wanted: int, total: int, free: int) -> None:
@@ -268,6 +268,20 @@ class Observer:
 
         self.torch._C._cuda_emptyCache = empty_cache
 
+    def hook_graphs(self) -> None:
+        """Follow the replays of CUDA graphs."""
+        replay = self.torch.cuda.CUDAGraph.replay
+
+        @guarded
+        def begins() -> None:
+            self.session.replay_begins()
+
+        def call(one: Any) -> None:
+            begins()
+            replay(one)
+
+        self.torch.cuda.CUDAGraph.replay = call
+
     def hook_end(self) -> None:
         """Follow the ways in which a process ends."""
 
@@ -277,7 +291,7 @@ class Observer:
 
         @guarded
         def ends(reason: str) -> None:
-            self.session.end(reason)
+            self.session.program_ends(reason)
 
         follow_endings(fails, ends)
 

@@ -6,6 +6,7 @@ what it reads as peak stays the highest since its own last reset.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 Stats = dict[str, Any]
@@ -35,9 +36,13 @@ class Peaks:
         self._reset(device)
         return self._highest(stats, self._before_reset.pop(device, (0, 0)))
 
-    def whole(self, device: int) -> tuple[int, int]:
-        """Return (allocated, reserved) peak bytes of a device that `take` is not called for."""
-        return self._highest(self._stats(device), self._before_reset.get(device, (0, 0)))
+    def others(self, device: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield (GPU, (allocated, reserved) peak bytes) of those that this process uses besides
+        `device`: DataParallel, a model on several."""
+        for gpu in set(range(self._c._cuda_getDeviceCount())) - {device}:
+            peaks = self._highest(self._stats(gpu), self._before_reset.get(gpu, (0, 0)))
+            if any(peaks):
+                yield gpu, peaks
 
     def events(self, device: int) -> int:
         """Return how many allocations and frees there were, which numbers the history's events."""

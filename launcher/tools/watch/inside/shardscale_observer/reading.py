@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,12 +18,17 @@ def _tensors(args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _tokens(args: Any, kwargs: Any) -> Any:
-    """Return the tensor of token ids [B, T]: `input_ids`, or the first of integers; else None."""
+    """Return the tensor of token ids [B, T]: `input_ids`, or the first of integers; else None.
+
+    Integers after an unnamed tensor of numbers are something else: edges of a graph, indices.
+    """
     found = list(_tensors(args, kwargs))
     for name, tensor in found:
         if name == "input_ids" and tensor.dim() == 2:
             return tensor
-    for _, tensor in found:
+    for name, tensor in found:
+        if not name and tensor.is_floating_point():
+            return None
         if tensor.dim() == 2 and not tensor.is_floating_point():
             return tensor
     return None
@@ -95,11 +101,13 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def parameters_of(module: Any) -> int:
     """Return how many parameters a module has, of all ranks where they are sharded."""
-    handles = [getattr(one, "_handle", None) for one in module.modules()]
-    shapes = [getattr(getattr(one, "flat_param", None), "_shapes", None) for one in handles]
-    if any(shapes):  # FSDP1, which shows each rank its own shard
-        return sum(shape.numel() for found in shapes for shape in found or ())
-    return sum(int(getattr(p, "ds_numel", p.numel())) for p in module.parameters())
+    handles: list[Any] = [getattr(one, "_handle", None) for one in module.modules()]  # of FSDP1
+    flat = [one.flat_param for one in handles if hasattr(one, "flat_param")]
+    inside = {id(p) for one in flat for p in (one, *(one._params or ()))}
+    others = [p for p in module.parameters() if id(p) not in inside]
+    return sum(sum(one._numels) for one in flat) + sum(
+        int(getattr(p, "ds_numel", p.numel())) for p in others
+    )
 
 
 def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:
@@ -118,6 +126,11 @@ def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:
     if type(outer).__name__ == "DistributedDataParallel":
         return int(outer.process_group.size())
     return int(getattr(outer, "dp_world_size", world_size))  # DeepSpeed's
+
+
+def makes_optimizers(torch: Any) -> bool:
+    """Return True if the program has an optimizer, which has perhaps not stepped yet."""
+    return any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects())
 
 
 LIBRARIES = {

@@ -39,6 +39,7 @@ class Recorder:
         self.steps = 0
         """Completed steps."""
         self.in_step = self.stepped = False
+        self.in_graphs: set[int] = set()  # optimizers whose step a CUDA graph holds
         self.depth = {"backward": 0, "optimizer": 0, "checkpoint": 0}
         self.modules: list[Any] = []
         """Modules that are in their forward now, outermost first."""
@@ -47,6 +48,14 @@ class Recorder:
         self._parameters = 0
         """Parameters of the largest of them."""
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.has_optimizer: bool | None = None
+        """False where the program updates its weights by itself; None while that is not known."""
+        self.backwards = self._backwards_before = 0  # and those before this step
+        self.stepping: set[int] = set()
+        """Optimizers that have stepped in this step."""
+        self.turns: set[frozenset[int]] = set()
+        """Those of the steps before: one element, unless optimizers step in turn, as a GAN's."""
+        self._in_timeline: list[frozenset[int]] = []
         self.device: int | None = None
         self.values: Any = None
         """Reads of values in a rehearsal (values.Values); None elsewhere."""
@@ -76,27 +85,26 @@ class Recorder:
         self._close_phase()
         # a device that has failed may never reach the marks
         self._write_steps(wait=not self.failed)
+        self.mark_owners()  # a program may give its weights other storages after a step
         self._stop_recording("")
         for record in self._log.records(with_memory=self.device is not None):
             self.file.add("phase", **record)
         for read in self.values.places.values() if self.values is not None else ():
             self.event("value_read", **read)
-        after = len(self._evaluated_after - {0})
-        found = {"steps": self.steps, "evaluated_after": after, "libraries": libraries_in_use()}
-        self.event("program_ended", reason=reason, **found)
-        self._write_other_gpus()
+        self.event(
+            "program_ended",
+            reason=reason,
+            steps=self.steps,
+            evaluated_after=len(self._evaluated_after - {0}),
+            libraries=libraries_in_use(),
+            has_optimizer=self.has_optimizer,
+            turns=len(self.turns),
+        )
+        if self.device is not None:
+            for gpu, peaks in self.peaks.others(self.device):
+                self.event("other_gpu", gpu=gpu, **dict(zip(_STEP_PEAKS, peaks)))  # noqa: B905
         if self._sampler is not None:
             self._sampler.stop()
-
-    def _write_other_gpus(self) -> None:
-        """Write the peaks of GPUs that this process uses besides its own (DataParallel, a model on
-        several)."""
-        if self.device is None:
-            return
-        for gpu in set(range(self.torch.cuda.device_count())) - {self.device}:
-            peaks = self.peaks.whole(gpu)
-            if any(peaks):
-                self.event("other_gpu", gpu=gpu, **dict(zip(_STEP_PEAKS, peaks)))  # noqa: B905
 
     def enter(self, phase: str) -> None:
         """Begin a phase."""
@@ -106,10 +114,8 @@ class Recorder:
             self.timeline.enters(phase, before=self.phase)
             self.phase = phase
             return
-        if self.closed:
+        if self.closed or self.captures():
             return
-        if self.device is not None and self.torch.cuda.is_current_stream_capturing():
-            return  # nothing may be measured while a CUDA graph is recorded
         self._close_phase()
         self.phase = phase
         if phase == "evaluation":
@@ -117,14 +123,20 @@ class Recorder:
         if self.recording:
             self.history.mark("phase", f"{self._period()}/{phase}")  # type: ignore[union-attr]
 
+    def captures(self) -> bool:
+        """Return True while a CUDA graph is recorded, in which nothing may be measured."""
+        return self.device is not None and self.torch.cuda.is_current_stream_capturing()
+
     @property
     def recording(self) -> bool:
         """True while the allocator's history is recorded."""
         return self.history is not None and self.history.recording
 
     def begin_step(self) -> None:
+        if self.captures():
+            return  # the replays are the steps
         if self.timeline is not None:
-            if self.stepped:
+            if self.stepped and self._round_ends():
                 self._end_timeline()
             return
         if self.stepped:
@@ -134,7 +146,7 @@ class Recorder:
         if self.in_step:
             return
         limit = self.settings.get("steps")
-        if limit is not None and self.steps >= limit:
+        if limit is not None and self.steps >= limit * max(1, len(self.turns)):
             self.end("steps")
             self._begin_timeline()
             return
@@ -163,11 +175,23 @@ class Recorder:
         except Exception as error:
             self.ends_untimed(repr(error))
 
+    def _round_ends(self) -> bool:
+        """Return True once every optimizer that steps in turn has done so in the timeline."""
+        self._in_timeline.append(frozenset(self.stepping))
+        self.stepping.clear()
+        self.stepped = False
+        if self.turns <= set(self._in_timeline):
+            return True
+        if len(self._in_timeline) >= self.steps:
+            self.ends_untimed(f"not all optimizers that step in turn did in {self.steps} steps")
+        return False
+
     def _end_timeline(self) -> None:
         assert self.file is not None
         try:
             path = os.path.join(self.settings["folder"], f"timeline-rank{self.file.rank}")
-            self.timeline.end(path)
+            if why := self.timeline.end(path):
+                self.ends_untimed(why)
         except Exception as error:
             self.ends_untimed(repr(error))
         leave()
@@ -187,6 +211,8 @@ class Recorder:
         self._close_phase()
         self.phase, self.in_step, self.stepped = "other", False, False
         self.steps += 1
+        self.turns.add(frozenset(self.stepping))
+        self.stepping.clear()
         assert self._clock is not None
         content = {
             "step": self.steps,

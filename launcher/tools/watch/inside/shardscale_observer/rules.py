@@ -19,11 +19,14 @@ _DOES_NOT_HOLD = re.compile(
     re.IGNORECASE,
 )
 _HOLDS = re.compile(
-    r"finite|allclose|equal|(\b|_)all\(|_all_true\(|\b_check_tensor_all"
+    r"finite|allclose|assert_close|equal|(\b|_)all\(|_all_true\(|\b_check_tensor_all"
+    r"|^\s*assert (?!not\b)"  # a program that is to be rehearsed passes its own checks
+    r"|0\.0 <= lr"  # an optimizer checks a learning rate on the device
     r"|\bnormal\("  # its C++ asks whether all standard deviations are valid
 )
 _READERS_OF_TORCH = ("grad_scaler.py", f"{os.sep}torch{os.sep}distributions{os.sep}")
 """Files of torch's own that say what they read a value for."""
+_OPTIMIZERS = f"{os.sep}torch{os.sep}optim{os.sep}"
 
 
 class Place(NamedTuple):
@@ -42,6 +45,7 @@ def frames() -> Iterator[Any]:
     while frame is not None:
         file = frame.f_code.co_filename
         says_why = any(part in file for part in _READERS_OF_TORCH)
+        says_why |= _OPTIMIZERS in file and frame.f_code.co_name == "__init__"
         if not is_ours(file) and (says_why or not file.startswith(torch)):
             yield frame
         frame = frame.f_back

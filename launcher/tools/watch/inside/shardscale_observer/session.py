@@ -15,11 +15,15 @@ from shardscale_observer.reading import (
     describe,
     libraries_in_use,
     loss_of,
+    makes_optimizers,
     parameters_of,
     tokens_in,
 )
 from shardscale_observer.recorder import Recorder
 from shardscale_observer.sampler import Sampler
+
+_WITHOUT_OPTIMIZER = 8
+"""Backward passes by which a program has made its optimizer, if it makes any."""
 
 
 class Session(Recorder):
@@ -27,7 +31,8 @@ class Session(Recorder):
 
     A step begins with the first forward (with gradients) or backward after an optimizer's step, and
     ends with the last `step` of an optimizer before the next forward: several optimizers, and those
-    that update inside of backward, make one step.
+    that update inside of backward, make one step. Where the program updates its weights without an
+    optimizer, every backward that a forward follows is one.
     """
 
     def open(self, module: Any, args: Any, kwargs: Any) -> None:
@@ -103,10 +108,20 @@ class Session(Recorder):
             self.before_evaluation = "other"
             self.enter("evaluation")
             return
+        if with_gradients:
+            self._ends_without_optimizer()
         self.begin_step()
         if with_gradients and self.data_ranks is not None and _trains(module):
             self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
         self.enter("forward")
+
+    def _ends_without_optimizer(self) -> None:
+        """End the step before this forward, in a program that has no optimizer."""
+        if self.backwards >= _WITHOUT_OPTIMIZER and self.has_optimizer is None:
+            self.has_optimizer = bool(self.optimizers) or makes_optimizers(self.torch)
+        if self.has_optimizer is False and self.backwards > self._backwards_before:
+            self.stepped = self.in_step
+            self._backwards_before = self.backwards
 
     def _prepares_data(self, module: Any) -> bool:
         """Return True for a transform of samples, in a loader's process or this one."""
@@ -127,6 +142,7 @@ class Session(Recorder):
             return
         self.open(None, (), {})
         self.begin_step()
+        self.backwards += 1
         if not self.rehearses:
             self.losses += [loss_of(output) for output in outputs]
         if self.recording:
@@ -144,6 +160,8 @@ class Session(Recorder):
         """An optimizer begins its step, perhaps inside of backward or of another optimizer."""
         self.depth["optimizer"] += 1
         self.optimizers.add(optimizer)
+        if self.captures():
+            self.in_graphs.add(id(optimizer))
         lr = optimizer.param_groups[0].get("lr")
         # the value of a tensor would make the host wait for the device
         self.lr = float(lr) if isinstance(lr, (int, float)) else None
@@ -151,7 +169,8 @@ class Session(Recorder):
             return
         self.open(None, (), {})
         del self.modules[:]
-        self.in_step = True
+        self.stepping.add(id(optimizer))
+        self.in_step = self.has_optimizer = True
         self.mark_owners()
         self.enter("step")
 
@@ -168,6 +187,15 @@ class Session(Recorder):
         if not self.depth["optimizer"] and self.phase == "step":
             self.mark_owners()
             self.enter("other")
+
+    def replay_begins(self) -> None:
+        """A CUDA graph is replayed, perhaps of a whole step."""
+        if self.timeline is not None:
+            self.timeline.replays += 1
+        if self.in_graphs and not self.modules and not any(self.depth.values()):
+            self.begin_step()
+            self.stepping |= self.in_graphs
+            self.stepped = self.in_step
 
     def apart_begins(self, phase: str) -> str:
         """A phase that libraries name begins (`data`, `checkpoint`); returns the one before."""
@@ -200,6 +228,7 @@ class Session(Recorder):
         )
         # An optimizer's step ends by the exception, after which torch calls no hook.
         self.depth["optimizer"] = 0
+        self.stepping.clear()
 
     def fails(self, error: BaseException) -> None:
         """An exception that the program does not catch ends it."""
@@ -219,6 +248,12 @@ class Session(Recorder):
             place=place_of_error(error),
         )
         self.failed = True
+
+    def program_ends(self, reason: str) -> None:
+        """The process ends, perhaps with the step whose operators are written down."""
+        if self.timeline is not None and self.stepped and self._round_ends():
+            self._end_timeline()
+        self.end(reason)
 
     def waits(self, read: dict[str, Any]) -> None:
         """A line reads a value again and again: no kernel will ever change it."""

@@ -5,7 +5,7 @@ nothing was launched since. Every other read is answered by a stated rule, in th
 
 1. what --answer says for the line;
 2. 0 or false where its source speaks of inf, nan, invalid, an overflow, or a stop;
-3. true where it speaks of finite, allclose, equal or all(...);
+3. true where it speaks of finite, allclose, equal or all(...), or asserts;
 4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
 
 Of copies of more than SMALL elements masks are true, and others 0, which is not listed.
