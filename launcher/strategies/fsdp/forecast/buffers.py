@@ -26,7 +26,6 @@ class FsdpBuffers(Buffers):
         self.shard_rank = rank.rank % self.ranks
         self.replicated = sharding.replicate > 1
         self.each = sharding.reduce_each_micro_batch
-        # Where the device is not the host itself.
         self.offloaded = sharding.offload_param == "cpu" and rank.device_type != "cpu"
         self.casts = self.element != self.stored
         self.reduces = True
@@ -57,9 +56,8 @@ class FsdpBuffers(Buffers):
         for p in self.parameters:
             size_bytes = self.rank.element_bytes(p) * self._padded(p)
             where, pins = self.rank.params_where, self.rank.pins
-            self.timeline.allocate(
-                ("param", p.name), size_bytes, p.category, where=where, pinned=pins
-            )
+            key = ("param", p.name)
+            self.timeline.allocate(key, size_bytes, p.category, where=where, pinned=pins)
         # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
             drawn = self.draw(p)
@@ -246,8 +244,7 @@ class FsdpBuffers(Buffers):
         if self.casts and group.accumulated:
             for p in group.trained:  # added to what the window has
                 self.timeline.free(("grad", p.name))
-        # torch keeps the input of one reduce-scatter alive until the next
-        # (reduce_scatter_max_input_buffers is 1).
+        # torch keeps one reduce-scatter's input (reduce_scatter_max_input_buffers) until the next.
         self.timeline.free(self._scattering)
         elements = self._padded_sum(group.trained)
         if elements == 0:
@@ -255,13 +252,18 @@ class FsdpBuffers(Buffers):
         self._scattering = f"scatter {group.of}"
         sent_bytes = self.stored * self.ranks * elements
         self.timeline.allocate(self._scattering, sent_bytes, "temporary")
-        for p in group.trained:
-            self.timeline.free(("grad", p.name))
-            self.timeline.free(("accumulated", p.name))
+        # The variable of a loop in foreach_reduce keeps the last gradient.
+        self._drop_gradients(group.trained[: -1 if self.ranks > 1 else None])
         group.accumulated = False
         self._keep_shard(group, elements)
+        self._drop_gradients(group.trained)
         if self.rank.updates_in_backward:
             self._update(group)
+
+    def _drop_gradients(self, parameters: list[Parameter]) -> None:
+        for p in parameters:
+            self.timeline.free(("grad", p.name))
+            self.timeline.free(("accumulated", p.name))
 
     def _keep_shard(self, group: ShardedGroup, elements: int) -> None:
         size_bytes = self.stored * elements
