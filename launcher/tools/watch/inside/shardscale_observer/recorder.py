@@ -82,10 +82,10 @@ class Recorder:
         self.closed = True
         if self.stepped:
             self._end_step()
+            self.mark_owners()  # a program may give its weights other storages after a step
         self._close_phase()
         # a device that has failed may never reach the marks
         self._write_steps(wait=not self.failed)
-        self.mark_owners()  # a program may give its weights other storages after a step
         self._stop_recording("")
         for record in self._log.records(with_memory=self.device is not None):
             self.file.add("phase", **record)
