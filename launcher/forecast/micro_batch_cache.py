@@ -12,6 +12,7 @@ from typing import Any, Final
 import psutil
 import torch
 
+from launcher.config.deepspeed_file import passed_on
 from launcher.config.schema import RunConfig
 from launcher.measure.hardware import is_rehearsal
 from launcher.util.errors import UserError
@@ -65,6 +66,9 @@ class MicroBatchCache:
         self._key = {
             "schema_version": SCHEMA_VERSION,
             "config": {k: v for k, v in config.flat().items() if k not in WITHOUT_EFFECT},
+            # contents of files that the config has the paths of
+            "model": repr(config.model.build()),
+            "deepspeed": passed_on(config.sharding.deepspeed),
             "ranks": ranks,
             "gpu": gpu,
             "rehearsal": is_rehearsal(),

@@ -1,5 +1,6 @@
 """The search behind `--micro-batch auto`: what it tries, what it takes, what it remembers."""
 
+import json
 import os
 import signal
 import subprocess
@@ -183,6 +184,25 @@ def test_a_found_size_is_remembered_for_what_matters(
     for path in (tmp_path / "micro-batch").iterdir():
         path.write_text(path.read_text()[:30])
     assert known() is None
+
+
+def test_a_found_size_is_of_the_content_of_a_deepspeed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "ds.json"
+
+    def cache(bucket: int) -> MicroBatchCache:
+        section = {"stage": 2, "reduce_bucket_size": bucket}
+        file.write_text(json.dumps({"zero_optimization": section}))
+        config = parse_run_config(["--micro-batch=auto", f"--deepspeed={file}"])
+        return MicroBatchCache(config, None, 2)
+
+    cache(10**6).save(12, 2**30)
+    found = cache(10**6).get(2**30)
+    assert found is not None
+    assert found[0] == 12
+    assert cache(10**9).get(2**30) is None
 
 
 @pytest.mark.parametrize(
