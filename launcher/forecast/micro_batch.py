@@ -47,13 +47,17 @@ def plan_micro_batch(argv: Sequence[str], *, ranks: int) -> list[str]:
     try:
         room = room_of(asked, "cuda", ranks)
         limit_bytes, needed = int(PLANNED_SHARE * room.size_bytes), _needed(asked, room, ranks)
-        size = estimate(sizes, limit_bytes, needed)
-        fits = needed(size) <= limit_bytes
+        most = estimate(sizes, limit_bytes, needed)
+        # Bytes bend where another phase has the peak, and then the estimate is beyond the limit.
+        smaller = (n for n in reversed(sizes) if n <= most)
+        fitting = next((n for n in smaller if needed(n) <= limit_bytes), None)
+        size = sizes[0] if fitting is None else fitting
     except Exception as error:  # a run that trains is better than one that does not start
         size = max(n for n in sizes if n <= asked.data.micro_batch)
         why = f"the plan has no estimate ({type(error).__name__}: {error})"
     else:
-        found = "the largest planned to fit" if fits else "by the plan not even that fits"
+        fails, fits = "by the plan not even that fits", "the largest planned to fit"
+        found = fails if fitting is None else fits
         why = f"{found} in {gib(room.size_bytes)} (--micro-batch N takes another, auto tries)"
     _say(f"micro-batch {size} of {sizes[-1]} sequences per rank: {why}")
     return with_micro_batch(argv, size)

@@ -91,6 +91,20 @@ def test_on_a_gpu_the_plan_chooses_among_divisors(
     assert "by the plan not even that fits in 1.00GiB" in capsys.readouterr().err
 
 
+def test_a_smaller_divisor_is_taken_where_the_estimate_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needed(size: int) -> int:
+        return int((5 + max(0.0, 1.65 * (size - 8))) * GIB)
+
+    limit, sizes = int(0.95 * 12 * GIB), sizes_of(RunConfig().replace(global_batch=120), 2)
+    assert estimate(sizes, limit, needed) == 15
+    monkeypatch.setattr(micro_batch, "free_on_gpus", lambda: ("NVIDIA H100 80GB HBM3", 12 * GIB))
+    monkeypatch.setattr(micro_batch, "_needed", lambda *_: needed)
+    assert plan_micro_batch(["--global-batch=120"], ranks=2)[-1] == "--micro-batch=10"
+    assert "the largest planned to fit" in capsys.readouterr().err
+
+
 def test_where_no_gpu_answers_the_run_starts_all_the_same(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
