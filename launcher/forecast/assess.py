@@ -19,6 +19,7 @@ from launcher.forecast.prediction_cache import PredictionCache
 from launcher.forecast.timing import StepTime, step_seconds
 from launcher.strategies import variant_of
 from launcher.strategies.ledger import Ledger
+from launcher.util.errors import UserError
 
 CLEARLY_FITS: Final = 0.75
 """Share of the memory up to which live tensors fit with any fragmentation of the allocator."""
@@ -195,13 +196,17 @@ class MicroBatches:
 
         Without a next one, by doubling first. Then by linear interpolation.
         """
+        cluster, low = self._cluster, self.at(fitting)
 
         @functools.cache
         def sized(size: int) -> Assessment:
-            cluster = self._cluster
-            return self._evaluate(run_of(asked, size, cluster.world_size, cluster.machine.device))
+            try:
+                run = run_of(asked, size, cluster.world_size, cluster.machine.device)
+            except UserError:  # a budget of activations that is too small for so many
+                run = dataclasses.replace(low.run, config=asked.replace(micro_batch=size))
+                return dataclasses.replace(low, run=run, used_bytes=cluster.memory_bytes + 1)
+            return self._evaluate(run)
 
-        low = self.at(fitting)
         high = self.at(above_it) if above_it < len(self._choice.runs) else None
         while True:
             size, low_bytes = low.run.config.data.micro_batch, low.used_bytes
@@ -213,7 +218,7 @@ class MicroBatches:
                     later = self._above(itertools.count(above), sized, ("fits",))
                     return [low, *(assessment for _, assessment in later)][-1]
                 slope = (high.used_bytes - low_bytes) / (above - size)
-                room_bytes = TIGHT_FROM * self._cluster.memory_bytes - low_bytes
+                room_bytes = TIGHT_FROM * cluster.memory_bytes - low_bytes
                 line = size + room_bytes / max(slope, 1)
                 # Not too near to either, or the other would never move.
                 near = max(1, (above - size) // 8)

@@ -11,7 +11,7 @@ from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.forecast.allocator import replay
 from launcher.forecast.assess import Assessment, MicroBatches, assess
-from launcher.forecast.candidates import Choice, choices, given_fields
+from launcher.forecast.candidates import Choice, choices, given_fields, run_of
 from launcher.forecast.cluster import Cluster, find_cluster
 from launcher.forecast.evaluation import Search
 from launcher.forecast.fit import verdict
@@ -22,7 +22,7 @@ from launcher.forecast.table import best_of_each
 from launcher.forecast.timeline import Events
 from launcher.forecast.trace.allocation_summaries import AllocationSummary
 from launcher.torchrun import split_command
-from launcher.util.errors import ExitCode
+from launcher.util.errors import ExitCode, UserError
 
 
 def silent(done: int, total: int) -> None:
@@ -131,6 +131,19 @@ def test_the_largest_batch_is_as_large_as_fits() -> None:
     assert size > 128
     assert best.used_bytes <= best.memory_bytes
     assert best.used_bytes * 1.03 > 0.95 * best.memory_bytes  # tight is not recommended
+
+
+def test_a_budget_of_activations_bounds_the_largest_batch() -> None:
+    """Before, doubling beyond it was taken for a fault of the planner."""
+    flags = "--model nano --layers 2 --seq-len 16 --precision bf16 --strategy single "
+    flags += "--activation-checkpointing budget=16MiB"
+    size = largest_batch(flags.split(), "8GiB").largest_micro_batch
+    assert size is not None
+    assert size > 128
+    config = parse_run_config(flags.split())
+    run_of(config, size, 1, "cuda")
+    with pytest.raises(UserError, match="recompute everything keep"):
+        run_of(config, size + 2 + size // 100, 1, "cuda")
 
 
 def test_a_global_batch_bounds_the_micro_batch_and_nothing_else() -> None:
