@@ -71,8 +71,12 @@ class ParameterShard:
         if self.columns is not None:
             yield from self._column_ranges(first, last)
             return
+        if self.replicated:
+            if first < last:
+                yield ShardRange(first, last - first, first)
+            return
         width, offset = math.prod(self.full_shape[1:][-1:]), 0
-        for begin, end in self.rows or ((0, self.full_shape[0]),):
+        for begin, end in self.rows:
             numel = (end - begin) * width
             low, high = max(first, offset), min(last, offset + numel)
             if low < high:

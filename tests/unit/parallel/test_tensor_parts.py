@@ -67,6 +67,8 @@ def test_every_element_of_a_sharded_parameter_is_one_ranks(model: ModelConfig, r
     "shard",
     [
         ParameterShard((7, 5)),
+        ParameterShard((1, 1, 6, 1)),  # Kimi Linear's decay rates
+        ParameterShard((2, 4, 3)),
         ParameterShard((12,), rows=((2, 4), (8, 10))),
         ParameterShard((12, 3), rows=((0, 2), (4, 6), (8, 10))),
         ParameterShard((6, 8), columns=(3, 5)),
