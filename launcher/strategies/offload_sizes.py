@@ -98,7 +98,8 @@ def _crossing_bytes(
 
 
 def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> OffloadSizes:
-    """Per rank, for an even split; zeros where nothing is offloaded.
+    """Per rank of the `world_size` with the same shards of matrices, for an even split; zeros where
+    nothing is offloaded.
 
     Beside an offloaded optimizer the accumulated gradients are in host memory too. FSDP's
     offloaded parameters are the master weights themselves, or frozen. Of a fraction of the
@@ -107,6 +108,7 @@ def offload_sizes(config: RunConfig, model: ModelConfig, world_size: int) -> Off
     sharding = config.sharding
     if sharding.offload_optimizer == sharding.offload_param == "none":
         return OffloadSizes(host_bytes=0, locked_bytes=0, disk_bytes=0)
+    world_size //= sharding.replicate  # each replica has all states
     parameters = parameters_of(model)
     trained = [p for p in parameters if p.trained]
     frozen = [p for p in parameters if not p.trained]

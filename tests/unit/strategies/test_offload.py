@@ -68,6 +68,11 @@ def test_bytes_of_each_choice() -> None:
     assert on_disk.locked_bytes == pytest.approx(buffers, abs=99)
 
 
+def test_each_replica_offloads_all_states() -> None:
+    flags = "--model gpt2-xl --strategy fsdp --offload-param cpu"
+    assert sizes(f"{flags} --replicate 2", 4) == sizes(flags, 2)
+
+
 def test_page_locked_pieces_are_powers_of_two() -> None:
     def for_a_gpu(flags: str) -> int:
         config = parse_run_config(f"--model seed-134m --micro-batch 1 {flags}".split())
