@@ -119,7 +119,7 @@ def _zero_section(config: RunConfig, model: ModelConfig) -> JsonObject:
         section["stage3_prefetch_bucket_size"] = fetched
         # Biases and norms stay whole on every rank; matrices are sharded.
         vectors = (p.elements for p in parameters_of(model) if len(p.shape) == 1)
-        section["stage3_param_persistence_threshold"] = max(vectors)
+        section["stage3_param_persistence_threshold"] = max(vectors, default=0)  # OLMo has none
         # Room for the block that computes, one fetched ahead, and the embedding or head.
         section["stage3_max_live_parameters"] = 2 * fetched + model.vocab_size * model.d_model
         # A block's weights stay between their uses: the tiles of an MLP use them in turn.

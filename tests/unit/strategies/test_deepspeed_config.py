@@ -97,6 +97,13 @@ def test_stage_3_keeps_vectors_whole_and_shards_matrices(name: str) -> None:
         assert most == 4 * run.model.d_model  # the bias of the MLP's first projection
 
 
+def test_stage_3_shards_all_of_a_decoder_without_vectors() -> None:
+    """OLMo's norms have no weights."""
+    run = resolve(RunConfig().replace(model="olmo-1b", zero=3), world_size=2, device_type="cpu")
+    section = build_config(run, world_size=2)["zero_optimization"]
+    assert section["stage3_param_persistence_threshold"] == 0
+
+
 def test_stage_3_gathers_an_mlp_once_for_all_its_tiles() -> None:
     """Matrices further apart than the reuse distance are released between their uses."""
     config = RunConfig().replace(zero=3, mlp_tile=64)
