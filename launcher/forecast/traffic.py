@@ -8,11 +8,12 @@ the machine, and is the planner's business.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from typing import Final, Literal, NamedTuple
 
 from launcher.config.resolve import Resolved
 from launcher.model.config import ModelConfig
-from launcher.model.linears import inner_of
+from launcher.model.parts import block_of
 from launcher.optim.dtypes import dtypes
 from launcher.strategies.parameters import parameters_of
 
@@ -90,9 +91,9 @@ class Wire:
         """Bytes of an element between steps."""
         self.computed_bytes = types.computed.itemsize
         self.shard_ranks = self.sharding.shard_ranks(world_size) // self.sharding.replicate
-        self.blocks = model.layers * _block_elements(model, self.computed_bytes)
+        self.blocks = _block_elements(model, self.computed_bytes)
         """Elements that are computed with; quantised weights count by their bytes."""
-        self.embeddings = model.embedding_parameter_count
+        self.embeddings = _embedding_elements(model)
         """Embeddings of tokens and positions: used first, so their gradients are complete last."""
         self.modules = _modules(model)
         """That have parameters: norms, linears, embeddings, the head."""
@@ -182,12 +183,14 @@ def _trained_tensors(model: ModelConfig) -> int:
     return sum(parameter.trained for parameter in parameters_of(model))
 
 
+@cache
+def _embedding_elements(model: ModelConfig) -> int:
+    # Counted, since a decoder of transformers does not say whether its positions are learned.
+    before_blocks = takewhile(lambda p: block_of(p.name) is None, parameters_of(model))
+    return sum(parameter.elements for parameter in before_blocks)
+
+
+@cache
 def _block_elements(model: ModelConfig, element_bytes: int) -> float:
-    kind = model.quantize_base
-    if kind == "none":
-        return model.block_parameter_count
-    packed = [p for p in parameters_of(model) if p.packed]
-    weights = sum(p.shape[0] * inner_of(p.shape[1], kind) for p in packed)
-    # bytes, in elements of the compute type
-    packed_elements = sum(p.elements for p in packed) / element_bytes
-    return model.block_parameter_count - (weights - packed_elements) / model.layers
+    blocks = (p for p in parameters_of(model) if block_of(p.name) is not None)
+    return sum(p.elements / element_bytes if p.packed else p.elements for p in blocks)

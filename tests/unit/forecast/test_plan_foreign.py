@@ -20,6 +20,7 @@ from launcher.forecast.trace.events import Allocated, Compute, Freed, MicroBatch
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.forecast.traffic import Wire
 from launcher.model.build import initial_value
 from launcher.model.foreign import decoder
 from launcher.model.foreign.config import ForeignConfig
@@ -162,6 +163,19 @@ def test_shared_key_heads_in_fp32_keep_all_scores() -> None:
         kept[groups] = max(most for _, most, _ in peaks(trace))
     scores = 2 * 3 * 4 * 256 * 256 * 4  # layers x sequences x heads x tokens x tokens, in fp32
     assert kept[2] > kept[4] + scores
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2", "opt", "olmo", "qwen3_next", "deepseek_v2"])
+def test_every_parameter_travels_once(name: str, tmp_path: Path) -> None:
+    """Whatever the context, and where blocks differ: before, positions that no parameter stands for
+    travelled, too, and as many parameters of each block as the largest has."""
+    fields = {**{**ARCHITECTURES, **MORE}[name], "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    changes = {"model": str(tmp_path), "decoder": "transformers", "seq_len": 16}
+    run = resolve(RunConfig().replace(**changes), world_size=2, device_type="cpu")
+    wire = Wire(run, world_size=2, device_type="cpu")
+    rest = run.model.parameter_count - (wire.embeddings + wire.blocks + wire.head)
+    assert 0 <= rest <= 2 * run.model.d_model  # of the last norm
 
 
 def test_initial_values_of_a_block_wait_until_they_are_asked_for(tmp_path: Path) -> None:
