@@ -204,6 +204,19 @@ def test_a_damaged_value_of_any_file_is_left_out(tmp_path: Path, file: str) -> N
         assert rows_of(report)["whole"]["tokens_per_s"] == 4096.0
 
 
+def test_a_run_resumed_on_more_ranks_is_described_by_its_newest_start(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", losses=LOSSES, ranks=2, gpu=True)
+    first, *_, last = (run / "rank0.jsonl").read_text().splitlines()
+    newest = json.loads(first) | {"world_size": 4, "started_unix_s": 2.0}
+    with (run / "rank0.jsonl").open("a") as file:
+        file.write(f"{json.dumps(newest)}\n{json.dumps(json.loads(last) | {'t_s': 1.0})}\n")
+    row = rows_of(report_of(run))["run"]
+    assert row["world_size"] == 4
+    assert row["tokens_per_s_per_rank"] == pytest.approx(row["tokens_per_s"] / 4)
+    # its samples come behind those of the first start, which end at 4.9 s
+    assert report_of(run).runs[0].timelines[0].t_s[-1] == pytest.approx(5.9)
+
+
 def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
     write_run(tmp_path / "gpu", losses=LOSSES, gpu=True)
     write_run(tmp_path / "cpu", losses=LOSSES, ledgers=False)
