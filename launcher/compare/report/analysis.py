@@ -34,7 +34,8 @@ _MODEL = [
 ]
 _SAME_LOSSES = [
     *(*_MODEL, *_TRAINED),
-    *("data", "tokenizer", "seq_len", "global_batch", "seed", "steps"),
+    *("data", "data_field", "mask_prompt", "document_attention"),
+    *("tokenizer", "seq_len", "global_batch", "seed", "steps"),
     *(f.name for f in dataclasses.fields(OptimChoice) if f.name not in _SAME_MATHS),
 ]
 

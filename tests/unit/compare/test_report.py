@@ -288,7 +288,10 @@ def test_largest_difference_is_found_on_every_step(tmp_path: Path) -> None:
     assert rows_of(report)["single"]["loss_note"] == "reference"
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"lr": 5e-4}, {"global_batch": 32}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"lr": 5e-4}, {"global_batch": 32}, {"document_attention": True}],
+)
 def test_runs_that_must_differ_are_not_compared(tmp_path: Path, change: dict[str, Any]) -> None:
     write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
     write_run(tmp_path / "ddp", losses=LOSSES, **change)
