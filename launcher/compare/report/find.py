@@ -80,6 +80,10 @@ def _found_in(path: Path) -> list[FoundRun]:
                 continue
             for row in rows:
                 found[folder / row.folder] = FoundRun(path=folder / row.folder, cell=row)
+        # A run may lie on another disk; a link to anything else is not walked, and may be a loop.
+        for link in (folder / name for name in inside if (folder / name).is_symlink()):
+            if any(os.path.isfile(link / mark) for mark in MARKS):
+                found.setdefault(link, FoundRun(path=link))
     return list(found.values())
 
 

@@ -49,6 +49,14 @@ def test_finds_runs_in_folders_and_globs_once_each(tmp_path: Path) -> None:
     assert sorted(found) == ["a/zero2", "b/zero2", "ddp"]
 
 
+def test_a_linked_run_is_found_and_a_loop_is_not_walked(tmp_path: Path) -> None:
+    elsewhere = write_run(tmp_path / "disk" / "zero2", losses=LOSSES)
+    write_run(tmp_path / "runs" / "ddp", losses=LOSSES)
+    (tmp_path / "runs" / "linked").symlink_to(elsewhere)
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path)
+    assert sorted(find_runs([str(tmp_path / "runs")])) == ["ddp", "zero2"]
+
+
 @pytest.mark.parametrize("runs", [["nowhere"], ["nowhere/*"], ["."], []])
 def test_nothing_to_report_is_one_sentence(
     runs: list[str],
