@@ -1,6 +1,7 @@
 """`report`: what it says about runs, finished or not, and that it says it everywhere."""
 
 import csv
+import errno
 import itertools
 import json
 import math
@@ -112,6 +113,22 @@ def test_writes_all_files_and_regenerates_them(
     assert float(table["zero2"]["tokens_per_s"]) == 4096.0
     assert "FSDP shard grad op" in (tmp_path / "report.md").read_text()
     assert json.loads((tmp_path / "report.json").read_text())["runs"][-1]["run"] == "oom"
+
+
+def test_a_report_that_a_full_disk_cut_short_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "ddp", losses=LOSSES)
+    write_text = Path.write_text
+
+    def half(path: Path, text: str, encoding: str) -> None:
+        write_text(path, text[: len(text) // 2], encoding=encoding)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half)
+        assert main([str(tmp_path)]) == 2
+    assert main([str(tmp_path)]) == 0
 
 
 def test_a_run_without_a_summary_is_a_row_with_what_its_steps_say(tmp_path: Path) -> None:
