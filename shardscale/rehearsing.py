@@ -168,13 +168,38 @@ def _without_magics(cell: str) -> str:
                 raise UserError(
                     f"line {number + 1} of a cell is not Python ({error.msg}): {line.strip()}"
                 ) from None
-            lines[number] = ""
-    for node in tree.body:
+            lines[number] = _run_by_line(line)
+    # backwards: a call of `%%time` has all lines of its cell in one
+    for node in reversed(tree.body):
         # As `In` has such lines.
         if ast.unparse(node).startswith("get_ipython()"):
-            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
-                lines[number] = ""
+            end = node.end_lineno or node.lineno
+            called = _run_by_call(node).split("\n")
+            blank = [""] * (end - node.lineno + 1 - len(called))
+            lines[node.lineno - 1 : end] = [*called, *blank]
     return "\n".join(lines)
+
+
+def _run_by_line(line: str) -> str:
+    """Return the Python that a line for IPython runs: `%time step()` does, others none."""
+    indent, code = line[: len(line) - len(line.lstrip())], line.strip()
+    if code.startswith("%time "):
+        return indent + code.removeprefix("%time ").lstrip()
+    return f"{indent}pass" if indent else ""  # which may be all of a block
+
+
+def _run_by_call(node: ast.stmt) -> str:
+    """Return the Python that a call of `get_ipython()` runs, on the lines that it had in its cell;
+    none but for magics of time and output."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return ""
+    words = [str(word.value) for word in call.args if isinstance(word, ast.Constant)]
+    if call.func.attr == "run_cell_magic" and words[:1] in (["time"], ["timeit"], ["capture"]):
+        return "\n" + _without_magics(words[-1].rstrip("\n"))
+    if call.func.attr == "run_line_magic" and words[:1] == ["time"]:
+        return words[-1]
+    return ""
 
 
 def _run(words: Sequence[str]) -> str:

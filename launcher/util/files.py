@@ -92,14 +92,16 @@ def sync(path: Path) -> None:
 
 
 _NAME = ".lock"
+# Not the name in a run folder, which may lie there too: /tmp/shardscale-first is no scratch folder.
+_SCRATCH = ".shardscale-scratch"
 PREFIX = "shardscale-"
 
 
 class FolderLock:
     """Lock of a folder, held by the main rank until its process ends, in any way."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _NAME
+    def __init__(self, folder: Path, name: str = _NAME) -> None:
+        self._path = folder / name
         self._file: TextIO | None = None
 
     def take(self) -> bool:
@@ -147,7 +149,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
     _remove_abandoned()
     # Named last: by its name others find it, and would remove it as long as it is not locked.
     unnamed = Path(tempfile.mkdtemp(prefix=f".{PREFIX}{purpose}-"))
-    lock = FolderLock(unnamed)
+    lock = FolderLock(unnamed, _SCRATCH)
     lock.take()
     folder = unnamed.rename(unnamed.with_name(unnamed.name[1:]))
     try:
@@ -157,10 +159,10 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
 
 def _remove_abandoned() -> None:
-    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_NAME}"):
+    for lock in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_SCRATCH}"):
         folder = lock.parent
         with contextlib.suppress(OSError):  # somebody else was faster
             ours = lock.stat().st_uid == os.getuid()
             # The kernel gives a lock back however its holder ended, also in another container.
-            if ours and FolderLock(folder).holder() is None:
+            if ours and FolderLock(folder, _SCRATCH).holder() is None:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,9 @@ _ENDPOINT: Final = "https://huggingface.co"
 _ANSWERS_WITHIN_S: Final = 1.0
 _OFFLINE: Final = "HF_HUB_OFFLINE"
 _SMALL: Final = ("*.json", "*.jinja", "*.model", "*.txt")
-_WEIGHTS: Final = ("*.safetensors",)
+_CONFIGS: Final = ("config.json", "adapter_config.json")
+_SINGLE_FILE: Final = "model.safetensors"
+_INDEX: Final = f"{_SINGLE_FILE}.index.json"
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
 
 
@@ -50,28 +52,35 @@ def cached_folder(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, local_files_only=True))
+        folder = Path(snapshot_download(name, local_files_only=True))
     except HFValidationError:
         raise UserError("names no model: write hf:ORG/NAME") from None
     except LocalEntryNotFoundError:
         return _download(name, _SMALL, revision=None)
+    # Other programs cache single files, as AutoTokenizer does.
+    if any((folder / config).is_file() for config in _CONFIGS):
+        return folder
+    return _download(name, _SMALL, revision=folder.name)
 
 
 def fetch_weights(folder: Path, shards: Collection[str]) -> None:
-    """Download the safetensors of a model whose folder in the Hub's cache lacks them.
+    """Download the weights of a model whose folder in the Hub's cache lacks them.
 
     Args:
-        shards: names of the files in the model's index, if it has one.
+        shards: names of the files in the model's index. Without any, the index is downloaded where
+            there is one, or else the only file.
 
     Raises:
         UserError: they cannot be downloaded.
     """
     name = _name_in_cache(folder)
-    found = {path.name for path in folder.glob(*_WEIGHTS)}
-    if name is not None and (not found or set(shards) - found):
+    # Not *.safetensors: some models lie there a second time, as consolidated.safetensors.
+    needed = set(shards) or {_SINGLE_FILE}
+    if name is not None and not all((folder / file).exists() for file in needed):
+        patterns = tuple(sorted(shards)) or (_SINGLE_FILE, _INDEX)
         with naming(f"hf:{name}:"):
             # the folder's name is the commit that its config is from
-            _download(name, _WEIGHTS, revision=folder.absolute().name)
+            _download(name, patterns, revision=folder.absolute().name)
 
 
 def _download(name: str, patterns: tuple[str, ...], *, revision: str | None) -> Path:
@@ -85,9 +94,9 @@ def _download(name: str, patterns: tuple[str, ...], *, revision: str | None) -> 
             f"reached: connect to the network, or run `hf download {name}` where there is one"
         )
     main = os.environ.get("RANK", "0") == "0"
-    if main and patterns == _WEIGHTS:
+    if main and patterns != _SMALL:
         print(f"downloading the weights of {name} from the Hugging Face Hub", file=sys.stderr)
-    if not main or patterns != _WEIGHTS or not sys.stderr.isatty():
+    if not main or patterns == _SMALL or not sys.stderr.isatty():
         disable_progress_bars()
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))

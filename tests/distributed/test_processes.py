@@ -16,7 +16,7 @@ import psutil
 import pytest
 from harness import MODEL_FLAGS, TORCHRUN, environment, python, torchrun, write_text
 
-from launcher.util.files import FolderLock
+from launcher.util import files
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only")
 
@@ -163,7 +163,7 @@ def test_nothing_outlives_a_killed_agent_and_the_next_run_tidies_up(
     assert list(tmp_path.glob("shardscale-agent-*"))
     alive = tmp_path / "shardscale-agent-of-somebody-alive"
     alive.mkdir()
-    lock = FolderLock(alive)
+    lock = files.FolderLock(alive, files._SCRATCH)
     assert lock.take()
     flags = (*MODEL_FLAGS, f"--data={text}", "--steps=1", f"--out={tmp_path / 'next'}")
     done = torchrun(1, "-m", "launcher.train", *flags, TMPDIR=str(tmp_path))

@@ -225,6 +225,9 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 def _weight_files(folder: Path) -> list[Path]:
     shards = _shards(folder / INDEX_FILE) if (folder / INDEX_FILE).exists() else []
     fetch_weights(folder, shards)
+    if not shards and (folder / INDEX_FILE).exists():  # the cache had lacked it, too
+        shards = _shards(folder / INDEX_FILE)
+        fetch_weights(folder, shards)
     if shards:
         return [folder / name for name in shards]
     if (folder / SINGLE_FILE).exists():

@@ -1,6 +1,7 @@
 """Figures of a run, the reference that its losses are compared with, and the difference."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ _MODEL = [
 ]
 _SAME_LOSSES = [
     *(*_MODEL, *_TRAINED),
-    *("data", "tokenizer", "seq_len", "global_batch", "seed", "steps"),
+    *("data", "data_field", "mask_prompt", "document_attention"),
+    *("tokenizer", "seq_len", "global_batch", "seed", "steps"),
     *(f.name for f in dataclasses.fields(OptimChoice) if f.name not in _SAME_MATHS),
 ]
 
@@ -158,15 +160,16 @@ def choose_references(runs: Sequence[Run], named: str | None) -> dict[str, Run]:
             any(run.config.get(f"{what}_parallel", 1) != 1 for what in ("context", "tensor")),
         ),
     )
-    kept = {run.name: [str(run.config.get(name)) for name in _SAME_LOSSES] for run in runs}
+    kept = {r.name: tuple(str(r.config.get(name)) for name in _SAME_LOSSES) for r in runs}
+    alike = Counter(kept.values())
+    first = {kept[candidate.name]: candidate for candidate in reversed(candidates)}
     references = {}
-    for run in runs:
+    for run in runs if candidates else ():
+        settings = kept[run.name]
         # A run with settings of its own is not its own reference: its note names what differs from
         # the first candidate.
-        alone = sum(settings == kept[run.name] for settings in kept.values()) == 1
-        equal = [c for c in candidates if kept[c.name] == kept[run.name] and not alone]
-        if candidates:
-            references[run.name] = (equal or candidates)[0]
+        alone = alike[settings] == 1
+        references[run.name] = candidates[0] if alone else first.get(settings, candidates[0])
     return references
 
 

@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +81,10 @@ def _found_in(path: Path) -> list[FoundRun]:
                 continue
             for row in rows:
                 found[folder / row.folder] = FoundRun(path=folder / row.folder, cell=row)
+        # A run may lie on another disk; a link to anything else is not walked, and may be a loop.
+        for link in (folder / name for name in inside if (folder / name).is_symlink()):
+            if any(os.path.isfile(link / mark) for mark in MARKS):
+                found.setdefault(link, FoundRun(path=link))
     return list(found.values())
 
 
@@ -104,11 +109,10 @@ def read_sweep(path: Path) -> Sweep:
 def unique_tails(paths: Iterable[Path]) -> dict[Path, str]:
     """Return the shortest tail of each path that is unique among them."""
     paths = list(paths)
+    # counted once: a sweep may have thousands of cells
+    counts = Counter(path.parts[-n:] for path in paths for n in range(1, len(path.parts) + 1))
     tails: dict[Path, str] = {}
     for path in paths:
-        for length in range(1, len(path.parts) + 1):
-            tail = path.parts[-length:]
-            if sum(other.parts[-length:] == tail for other in paths) == 1:
-                break
-        tails[path] = "/".join(tail)
+        ends = (path.parts[-length:] for length in range(1, len(path.parts) + 1))
+        tails[path] = "/".join(next((end for end in ends if counts[end] == 1), path.parts))
     return tails

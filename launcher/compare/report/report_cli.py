@@ -30,7 +30,7 @@ from launcher.compare.report.output import (
 )
 from launcher.compare.report.runs import Run, load_run, unreadable_run
 from launcher.util.errors import ExitCode, UserError, naming, one_line, refusing
-from launcher.util.files import check_writable
+from launcher.util.files import check_writable, replace_text
 from launcher.util.flags import one_sentence
 from launcher.util.json_file import read_json
 from launcher.util.processes import die_with, usable_cores
@@ -143,7 +143,7 @@ def _write_files(report: Report, out: Path) -> list[str]:
     )
     for name, text in zip(FILES, texts, strict=True):
         try:
-            (out / name).write_text(text, encoding="utf-8")
+            replace_text(out / name, text)  # half a report.json would be taken for another's
         except OSError as error:
             raise UserError(
                 f"--out {out}: {name} cannot be written ({error.strerror}); choose another folder"

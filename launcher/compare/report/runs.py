@@ -74,7 +74,7 @@ def load_run(name: str, found: FoundRun) -> Run:
     status = _fields(path / "status.json", _STATUS, notes)
     config = _config(path / "config.yaml", notes)
     records, steps = _read_ranks(path, notes) if has_folder else ([], None)
-    record = _first_description(records)
+    record = _newest_description(records)
     reason = status.get("reason")
     if reason is None and status.get("state") not in (None, "completed", "running"):
         reason = _fields(path / "failure.json", _STATUS, notes).get("reason")
@@ -136,13 +136,12 @@ def _read_ranks(path: Path, notes: list[str]) -> tuple[list[OfRank], StepSeries 
     return records, steps
 
 
-def _first_description(records: Sequence[OfRank]) -> Mapping[str, Any] | None:
-    """Return the record that describes the first start; of a watched program, which may begin with
-    something small, the last one of that start."""
-    found = [(rank, r) for rank, r in records if r["kind"] == "run"]
-    starts = [(rank, r.get("started_unix_s")) for rank, r in found]
-    of_first = [r for (_, r), start in zip(found, starts, strict=True) if start == starts[0]]
-    return of_first[-1] if of_first else None
+def _newest_description(records: Sequence[OfRank]) -> Mapping[str, Any] | None:
+    """Return the record of the lowest rank that describes the newest start, as config.yaml and
+    summary.json do: a run may be resumed on other ranks."""
+    # a watched program may begin with something small, and describes itself again
+    found = [(rank, record) for rank, record in records if record["kind"] == "run"]
+    return next((record for rank, record in reversed(found) if rank == found[0][0]), None)
 
 
 def _ledgers(records: Sequence[OfRank], status: Mapping[str, Any]) -> list[OfRank]:
@@ -156,10 +155,18 @@ def _ledgers(records: Sequence[OfRank], status: Mapping[str, Any]) -> list[OfRan
 
 
 def _timelines(records: Sequence[OfRank]) -> list[DeviceSamples]:
+    """Aggregate each rank's samples, those of several starts one after the other."""
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
+    before_s, last_s = 0.0, 0.0
     for rank, record in records:
         if record["kind"] == "gpu" and record.get("t_s") is not None:
-            by_rank.setdefault(rank, []).append(record)
+            if rank not in by_rank:
+                before_s = last_s = 0.0
+            samples, t_s = by_rank.setdefault(rank, []), float(record["t_s"])
+            if t_s < last_s:  # each start counts from 0
+                before_s += last_s
+            samples.append({**record, "t_s": before_s + t_s})
+            last_s = t_s
     return [timeline(rank, samples) for rank, samples in by_rank.items()]
 
 

@@ -18,11 +18,12 @@ Floats = NDArray[np.float64]
 
 FEWEST = 5  # steps needed for quartiles
 # Records begin with `kind`, so that steps are recognised without parsing each line twice.
-STEP_PREFIX = '{"kind": "step", '
+STEP_PREFIX, RUN_PREFIX = '{"kind": "step", ', '{"kind": "run", '
 STEP_PEAKS = ("allocated_peak_bytes", "reserved_peak_bytes", "device_used_bytes")
 EXPERTS = ("expert_load_max", "expert_entropy")
 _TIMES = ("duration_s", *(f"{name}_s" for name in PHASES))
 _KEPT = ("step", "loss", "tokens", *_TIMES, *STEP_PEAKS, *EXPERTS)
+_WARM_UP = "warm_up"
 BUCKETS = 160
 READINGS: dict[str, Callable[[Sequence[float]], float]] = {
     "memory_used_bytes": max,
@@ -38,8 +39,9 @@ class StepSeries:
     """Steps of one rank, in order, each once.
 
     Means (seconds per step, seconds by phase, global tokens/s) are over the `steady_steps` after
-    warm-up, None without any; phase `other` is time outside all phases. `rate_quartiles` are the
-    25th, 50th and 75th percentiles of tokens/s per step, None with too few steps.
+    the warm-up of each start, None without any; phase `other` is time outside all phases.
+    `rate_quartiles` are the 25th, 50th and 75th percentiles of tokens/s per step, None with too few
+    steps.
     """
 
     step: NDArray[np.int64]
@@ -62,12 +64,18 @@ def read_steps(text: str) -> tuple[StepSeries | None, int]:
     Returns:
         The series (None without steps), and the number of damaged step lines.
     """
-    lines = [line for line in text.split("\n") if line.startswith(STEP_PREFIX)]
+    lines: list[str] = []
+    warm_up = set(range(WARMUP_STEPS))  # numbers of lines
+    for line in text.split("\n"):
+        if line.startswith(STEP_PREFIX):
+            lines.append(line)
+        elif line.startswith(RUN_PREFIX):  # a start: it compiles and connects anew
+            warm_up.update(range(len(lines), len(lines) + WARMUP_STEPS))
     # Streamed into the array: there may be millions of steps.
-    found = (record for record in map(sound_record, lines) if record is not None)
-    kept = (tuple(map(_number, map(record.get, _KEPT))) for record in found)
-    rows = np.fromiter(kept, dtype=(float, len(_KEPT)))
-    series = _series(dict(zip(_KEPT, rows.T, strict=True))) if len(rows) else None
+    found = ((n, r) for n, r in enumerate(map(sound_record, lines)) if r is not None)
+    kept = ((float(n in warm_up), *map(_number, map(r.get, _KEPT))) for n, r in found)
+    rows = np.fromiter(kept, dtype=(float, 1 + len(_KEPT)))
+    series = _series(dict(zip((_WARM_UP, *_KEPT), rows.T, strict=True))) if len(rows) else None
     return series, len(lines) - len(rows)
 
 
@@ -81,7 +89,7 @@ def _series(columns: dict[str, Floats]) -> StepSeries:
     _, last = np.unique(backwards, return_index=True)
     columns = {name: values[::-1][last] for name, values in columns.items()}
     duration_s = columns["duration_s"]
-    steady = slice(WARMUP_STEPS, None)
+    steady = columns[_WARM_UP] == 0
     total_s = float(np.sum(duration_s[steady]))
     phases_s = None
     if total_s > 0:

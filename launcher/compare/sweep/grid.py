@@ -13,6 +13,7 @@ from launcher.compare.sweep.grid_source import OURS, SweepGrid, Values, flags_of
 from launcher.config.arguments import SUPERSEDES, parse_run_config
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig, field_types
+from launcher.config.transformers_config import tokenizer_of
 from launcher.forecast import for_runs
 from launcher.measure.records import SweepRow
 from launcher.parallel.world import choose_device
@@ -203,7 +204,9 @@ def _cell(
             )
     except UserError as error:
         return SweepRow(name=name, flags=flags, state="refused", reason=str(error))
-    flags = not_default(config)
+    asked, flags = flags.get("tokenizer"), not_default(config)
+    if asked is not None and tokenizer_of(config.model.model) is not None:
+        flags["tokenizer"] = config.data.tokenizer  # else the model's own takes a default's place
     if config.data.global_batch is not None:  # else the plan of each cell would choose its own
         flags.setdefault("micro_batch", int(resolved.config.data.micro_batch))
     return SweepRow(name=name, flags=flags)

@@ -92,7 +92,7 @@ def _measured(
         )
         for case in _announced(_cases(options, runs, common, Path(scratch))):
             row = {"run": names[Path(case.run)], "engine": case.engine, "weights": case.weights}
-            rows.append(row | _beside(_outcome(case), row, rows))
+            rows.append(row | _with_every_figure(_outcome(case)))
     return {
         "version": VERSION,
         "made_unix_s": time.time(),
@@ -105,7 +105,7 @@ def _measured(
         }
         | {"sequences": len(bench.tokens)},  # the split may hold fewer than requested
         "parameters": {names[run.path]: run.model.parameter_count for run in runs},
-        "rows": rows,
+        "rows": [row | _beside(row, rows) for row in rows],  # the reference may come last
     }
 
 
@@ -193,21 +193,21 @@ def _alone(case: Case) -> dict[str, Any]:
     return found
 
 
-def _beside(
-    found: dict[str, Any], row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Add the throughput ratio to eager fp32 PyTorch and the length of the common token prefix."""
-    row_of_nothing = dict.fromkeys(field.name for field in fields(Measured))
-    values: dict[str, Any] = {**row_of_nothing, "reason": None, **found}
-    own = (one for one in rows if one["run"] == row["run"])
-    first = next((one for one in own if (one["engine"], one["weights"]) == REFERENCE), None)
-    if (row["engine"], row["weights"]) == REFERENCE:
-        first = values
-    tokens, ratio, same = values["tokens"], None, None
-    if first is not None and tokens is not None and first["tokens"] is not None:
-        ratio = values["tokens_per_s"] / first["tokens_per_s"]
-        same = min(map(_common_prefix, tokens, first["tokens"]))
-    return values | {"tokens_per_s_ratio": ratio, "same_tokens": same}
+def _with_every_figure(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an outcome with None for what it lacks: a reason, or figures."""
+    return {**dict.fromkeys(field.name for field in fields(Measured)), "reason": None, **found}
+
+
+def _beside(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the throughput ratio to the run's `REFERENCE` among the rows, and the length of the
+    common token prefix."""
+    wanted = (row["run"], *REFERENCE)
+    first = next((r for r in rows if (r["run"], r["engine"], r["weights"]) == wanted), None)
+    ratio, same = None, None
+    if first is not None and row["tokens"] is not None and first["tokens"] is not None:
+        ratio = row["tokens_per_s"] / first["tokens_per_s"]
+        same = min(map(_common_prefix, row["tokens"], first["tokens"]))
+    return {"tokens_per_s_ratio": ratio, "same_tokens": same}
 
 
 def _common_prefix(mine: Sequence[int], others: Sequence[int]) -> int:

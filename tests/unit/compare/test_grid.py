@@ -1,5 +1,6 @@
 """From a grid to named, checked cells."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,6 +174,16 @@ def test_cells_of_a_global_batch_say_their_micro_batch(flags: str, said: int | N
     """On a GPU the plan of each would choose another one, and memory would be no comparison."""
     (cell,) = cells("strategy=ddp", flags=(*flags.split(),))
     assert cell.flags.get("micro_batch") == said
+
+
+def test_a_default_tokenizer_beside_a_model_with_its_own_stays(tmp_path: Path) -> None:
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 512}
+    document = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **shape}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    (tmp_path / "tokenizer.json").touch()
+    found = cells("tokenizer=bpe,byte", flags=("--model", f"hf:{tmp_path}"))
+    trained = [parse_run_config(flags_of(cell.flags)).data.tokenizer for cell in found]
+    assert trained == ["bpe", "byte"]
 
 
 def test_a_config_file_is_a_base(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from launcher.checkpoint.pretrained.loading import build, open_source
 from launcher.compare.report import report_cli as report
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
-from launcher.tools.serve import infer_bench_cli
+from launcher.tools.serve import infer_bench, infer_bench_cli
 from launcher.tools.serve.text import open_run, text_of
 
 QUICK = ["--prompt-tokens", "6", "--new-tokens", "5", "--prompts", "2", "--repeats", "2"]
@@ -101,6 +101,28 @@ def test_runs_and_engines_stand_in_one_table(
     assert said.count("\n") == 1
     assert report.main([str(runs)]) == 0
     assert '"inference":{"titles"' in (runs / "report.html").read_text()
+
+
+def test_the_reference_may_be_measured_last(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = dict.fromkeys(("prefill_s", "token_s", "token_p90_s", "cpu_s", "perplexity"), 1.0)
+    monkeypatch.setattr(
+        infer_bench,
+        "_outcome",
+        lambda case: {
+            **figures,
+            "tokens": [[1, 2, 3, 4, 5 if case.weights == "fp32" else 6]],
+            "tokens_per_s": 2.0 if case.weights == "fp32" else 3.0,
+        },
+    )
+    flags = ("--engines", "pytorch", "--weights", "bf16", "fp32", "--out", tmp_path / "out")
+    assert verb(runs / "dense", *QUICK, *flags) == 0
+    rows = json.loads((tmp_path / "out" / "inference.json").read_text())["rows"]
+    assert [(row["weights"], row["tokens_per_s_ratio"], row["same_tokens"]) for row in rows] == [
+        ("bf16", 1.5, 4),
+        ("fp32", 1.0, 5),
+    ]
 
 
 @pytest.mark.parametrize(

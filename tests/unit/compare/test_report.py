@@ -1,6 +1,7 @@
 """`report`: what it says about runs, finished or not, and that it says it everywhere."""
 
 import csv
+import errno
 import itertools
 import json
 import math
@@ -47,6 +48,14 @@ def test_finds_runs_in_folders_and_globs_once_each(tmp_path: Path) -> None:
     (tmp_path / "b" / "sweep.json").write_text("{}")
     found = find_runs([str(tmp_path), str(tmp_path / "*" / "ddp")])
     assert sorted(found) == ["a/zero2", "b/zero2", "ddp"]
+
+
+def test_a_linked_run_is_found_and_a_loop_is_not_walked(tmp_path: Path) -> None:
+    elsewhere = write_run(tmp_path / "disk" / "zero2", losses=LOSSES)
+    write_run(tmp_path / "runs" / "ddp", losses=LOSSES)
+    (tmp_path / "runs" / "linked").symlink_to(elsewhere)
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path)
+    assert sorted(find_runs([str(tmp_path / "runs")])) == ["ddp", "zero2"]
 
 
 @pytest.mark.parametrize("runs", [["nowhere"], ["nowhere/*"], ["."], []])
@@ -104,6 +113,22 @@ def test_writes_all_files_and_regenerates_them(
     assert float(table["zero2"]["tokens_per_s"]) == 4096.0
     assert "FSDP shard grad op" in (tmp_path / "report.md").read_text()
     assert json.loads((tmp_path / "report.json").read_text())["runs"][-1]["run"] == "oom"
+
+
+def test_a_report_that_a_full_disk_cut_short_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "ddp", losses=LOSSES)
+    write_text = Path.write_text
+
+    def half(path: Path, text: str, encoding: str) -> None:
+        write_text(path, text[: len(text) // 2], encoding=encoding)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", half)
+        assert main([str(tmp_path)]) == 2
+    assert main([str(tmp_path)]) == 0
 
 
 def test_a_run_without_a_summary_is_a_row_with_what_its_steps_say(tmp_path: Path) -> None:
@@ -204,6 +229,19 @@ def test_a_damaged_value_of_any_file_is_left_out(tmp_path: Path, file: str) -> N
         assert rows_of(report)["whole"]["tokens_per_s"] == 4096.0
 
 
+def test_a_run_resumed_on_more_ranks_is_described_by_its_newest_start(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", losses=LOSSES, ranks=2, gpu=True)
+    first, *_, last = (run / "rank0.jsonl").read_text().splitlines()
+    newest = json.loads(first) | {"world_size": 4, "started_unix_s": 2.0}
+    with (run / "rank0.jsonl").open("a") as file:
+        file.write(f"{json.dumps(newest)}\n{json.dumps(json.loads(last) | {'t_s': 1.0})}\n")
+    row = rows_of(report_of(run))["run"]
+    assert row["world_size"] == 4
+    assert row["tokens_per_s_per_rank"] == pytest.approx(row["tokens_per_s"] / 4)
+    # its samples come behind those of the first start, which end at 4.9 s
+    assert report_of(run).runs[0].timelines[0].t_s[-1] == pytest.approx(5.9)
+
+
 def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
     write_run(tmp_path / "gpu", losses=LOSSES, gpu=True)
     write_run(tmp_path / "cpu", losses=LOSSES, ledgers=False)
@@ -275,7 +313,10 @@ def test_largest_difference_is_found_on_every_step(tmp_path: Path) -> None:
     assert rows_of(report)["single"]["loss_note"] == "reference"
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"lr": 5e-4}, {"global_batch": 32}])
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"lr": 5e-4}, {"global_batch": 32}, {"document_attention": True}],
+)
 def test_runs_that_must_differ_are_not_compared(tmp_path: Path, change: dict[str, Any]) -> None:
     write_run(tmp_path / "single", losses=LOSSES, strategy="single", ranks=1)
     write_run(tmp_path / "ddp", losses=LOSSES, **change)

@@ -48,6 +48,19 @@ def test_warm_up_is_left_out_as_the_run_itself_does() -> None:
     assert (short.step_time_s, short.tokens_per_s, short.phases_s) == (None, None, None)
 
 
+def test_warm_up_of_every_start_is_left_out() -> None:
+    records = [json.loads(line) for line in lines([1.0] * 10)]
+    for record in records[5:7]:  # a restart compiles anew
+        record["duration_s"] = 60.0
+    written = [*map(json.dumps, records)]
+    begins = '{"kind": "run", "run": "resumed"}'
+    series, _ = read_steps("\n".join([begins, *written[:5], begins, *written[5:]]))
+    assert series is not None
+    assert series.step_time_s == pytest.approx(0.5)
+    assert series.tokens_per_s == pytest.approx(2048 / 0.5)
+    assert series.steady_steps == 6
+
+
 def test_the_spread_of_throughput_is_said_where_there_are_steps_enough() -> None:
     records = [json.loads(line) for line in lines([1.0] * 10)]
     for record, duration_s in zip(records, (9, 9, 1, 1, 2, 2, 2, 4, 4, 4), strict=True):

@@ -29,7 +29,22 @@ def test_cells_become_one_program_whose_lines_stay_where_they_are() -> None:
     assert program_text(cells).split("\n") == [
         *("", "", "import torch"),
         *("", "width = (7", "%4)"),
-        *("for _ in range(3):", "", "    width += 1", ""),
+        *("for _ in range(3):", "    width += 1", "    width += 1", ""),
+    ]
+
+
+def test_what_magics_run_of_python_stays() -> None:
+    cells = [
+        "%%time\nfirst()",
+        "get_ipython().run_cell_magic('time', '', '%matplotlib inline\\nsecond()\\n')\n",
+        "%time third()\nget_ipython().run_line_magic('time', 'fourth()')\nfifth()",
+        "if width:\n    !pip install peft\nget_ipython().run_cell_magic('bash', '', 'ls\\n')",
+    ]
+    assert program_text(cells).split("\n") == [
+        *("", "first()"),
+        *("", "", "second()", ""),
+        *("third()", "fourth()", "fifth()"),
+        *("if width:", "    pass", "", ""),
     ]
 
 

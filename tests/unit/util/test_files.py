@@ -23,9 +23,9 @@ def test_a_folder_stays_when_others_tidy_up_before_it_is_locked(
     monkeypatch.setattr(fcntl, "flock", late)
     with files.scratch_folder("test") as folder:
         assert folder.name.startswith("shardscale-test-")
-        assert (folder / ".lock").is_file()
+        assert (folder / files._SCRATCH).is_file()
         files._remove_abandoned()
-        assert files.FolderLock(folder).holder() is not None
+        assert files.FolderLock(folder, files._SCRATCH).holder() is not None
     assert not list(tmp_path.iterdir())
 
 
@@ -34,6 +34,18 @@ def test_a_dead_processes_folder_is_removed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "shardscale-dead").mkdir()
-    (tmp_path / "shardscale-dead" / ".lock").touch()
+    (tmp_path / "shardscale-dead" / files._SCRATCH).touch()
     with files.scratch_folder("test") as folder:
         assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_run_folder_in_the_temporary_folder_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = tmp_path / "shardscale-first"
+    (run / "checkpoints").mkdir(parents=True)
+    with (run / ".lock").open("w"):  # as an ended run, or sweep, leaves it
+        pass
+    with files.scratch_folder("test"):
+        assert (run / "checkpoints").is_dir()

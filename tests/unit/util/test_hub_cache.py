@@ -42,6 +42,33 @@ def test_weights_come_from_the_cache(hub: Path) -> None:
     assert hub_cache.model_folder(Path(f"hf:{model.init_from}")) == model.init_from
 
 
+def test_a_cache_with_the_tokenizer_alone_lacks_the_model(hub: Path) -> None:
+    snapshot = hub_cache.model_folder(Path("hf:org/tiny"))
+    (snapshot / "config.json").rename(snapshot / "tokenizer.json")
+    with pytest.raises(UserError, match=r"is not in the cache .*hf download org/tiny"):
+        hub_cache.model_folder(Path("hf:org/tiny"))
+
+
+def test_an_index_that_the_cache_lacks_is_downloaded_first(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot, shard = (
+        hub_cache.model_folder(Path("hf:org/tiny")),
+        "model-00001-of-00001.safetensors",
+    )
+    index = json.dumps({"weight_map": {"wte.weight": shard}})
+    there = {"model.safetensors.index.json": index, shard: "", "consolidated.safetensors": ""}
+
+    def download(name: str, patterns: tuple[str, ...], *, revision: str | None) -> Path:
+        for pattern in there.keys() & set(patterns):
+            (snapshot / pattern).write_text(there[pattern])
+        return snapshot
+
+    monkeypatch.setattr(hub_cache, "_download", download)
+    assert _weight_files(snapshot) == [snapshot / shard]
+    assert not (snapshot / "consolidated.safetensors").exists()
+
+
 @pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": []}', '{"weight_map": {"a": []}}'])
 def test_a_damaged_index_in_the_cache_is_one_sentence(index: str, hub: Path) -> None:
     snapshot = hub_cache.model_folder(Path("hf:org/tiny"))
@@ -162,6 +189,7 @@ def served(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_weights_are_downloaded_once_all_else_is_checked(
     tmp_path: Path, served: dict[str, str]
 ) -> None:
+    (tmp_path / "model" / "consolidated.safetensors").touch()  # the same in other names
     text = tmp_path / "text.txt"
     text.write_text("To be, or not to be: that is the question. " * 200)
 
@@ -184,6 +212,7 @@ def test_weights_are_downloaded_once_all_else_is_checked(
     asked = (tmp_path / "asked").read_text()
     assert "GET /org/tiny/resolve/" in asked
     assert asked.count("model.safetensors") > 0
+    assert "consolidated" not in asked
     missing = train(f"--init-from hf:org/other {begun}")
     assert missing.returncode == 2
     assert "there is no such model on the Hugging Face Hub" in missing.stderr
