@@ -95,6 +95,14 @@ class RunFolder:
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
+    def configs(self) -> list[Path]:
+        """List the configs of the run's starts, the latest first."""
+        found: list[Path] = []
+        while (aside := self.path / f"config-{len(found) + 1}.yaml").exists():
+            found.append(aside)
+        latest = self.path / "config.yaml"
+        return [*([latest] if latest.exists() else []), *reversed(found)]
+
         values = dataclasses.asdict(summary)
         if summary.plan is None:
             del values["plan"]

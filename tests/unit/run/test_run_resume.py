@@ -115,6 +115,18 @@ def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Pa
     assert find_resume(LoopChoice(out=run, resume=AUTO), {}).source == other
 
 
+def test_the_latest_start_that_named_weights_counts(tmp_path: Path) -> None:
+    """Of a folder that refused starts have left, each with another --resume, or with none."""
+    run = tmp_path / "run"
+    for number, resume in enumerate([None, "a", "b", "c", "d", None, "e", "auto"]):
+        config = {} if resume is None else {"resume": resume}  # as RunConfig leaves None out
+        RunFolder(run).begin({"steps": 10} | config, reopens=number > 0)
+    found = find_resume(LoopChoice(out=run, resume=AUTO), {})
+    assert found == Resume(source=Path("e"), reopens=True)
+    RunFolder(run).begin({"steps": 10}, reopens=True)
+    assert find_resume(LoopChoice(out=run, resume=AUTO), {}).source is None
+
+
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("important")
     with pytest.raises(UserError, match="is not a run folder"):
