@@ -1,8 +1,10 @@
 """Saving and loading in one process: what is on disk, what is refused, what survives a crash."""
 
+import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import struct
 import threading
@@ -289,6 +291,33 @@ def test_the_same_step_again_replaces_it(engine: NativeEngine, folder: Path) -> 
     checkpointer.save(3, engine, {"try": 2})
     assert [entry.name for entry in folder.glob("*step*")] == ["step-00000003"]
     assert Checkpoint.open(folder / "step-00000003").extra == {"try": 2}
+
+
+def test_the_same_step_again_is_there_at_every_moment(
+    engine: NativeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a disk that fills up nor a removal that takes minutes leaves the run without it."""
+    checkpointer = Checkpointer(folder)
+    checkpointer.save(3, engine, {"try": 1})
+    write_text, rmtree, seen = Path.write_text, shutil.rmtree, []
+
+    def full(path: Path, *_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(SaveError, match="No space left"):
+        checkpointer.save(3, engine, {"try": 2})
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert Checkpoint.open(folder / "step-00000003").extra == {"try": 1}
+
+    def removes(path: Path, *arguments: Any, **options: Any) -> None:
+        seen.append(Checkpoint.open(folder / "step-00000003").extra)
+        rmtree(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    checkpointer.save(3, engine, {"try": 3})
+    assert seen[-1] == {"try": 3}
+    assert not list(folder.glob(".*"))
 
 
 def test_sources(engine: NativeEngine, tmp_path: Path) -> None:
