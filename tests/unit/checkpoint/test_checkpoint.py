@@ -10,6 +10,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError, staging
 from launcher.checkpoint import saving as saving_module
-from launcher.checkpoint.rank_files import write_shards
+from launcher.checkpoint.rank_files import RangeReader, write_shards
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -450,6 +451,43 @@ def test_killed_while_saving(engine: NativeEngine, folder: Path, moment: str) ->
     # The next save clears away what was left.
     Checkpointer(folder).save(5, engine, {})
     assert not list(folder.glob(".*"))
+
+
+def test_more_files_than_a_process_may_open(folder: Path) -> None:
+    """As of a thousand ranks, read by one: none of them is damaged."""
+    engine = new_engine(seed=1, layers=8)
+    train(engine, 1)
+    state, path = engine.training_state(), folder / "step-00000001"
+    path.mkdir(parents=True)
+    files = [
+        write_shards(path / f"rank-{rank:05d}.safetensors", partial(list, [shard]))
+        for rank, shard in enumerate(state.saved())
+    ]
+    Checkpoint(
+        path=path,
+        step=1,
+        world_size=len(files),
+        shapes=dict(state.shapes),
+        kinds=list(state.kinds),
+        counters=state.counters(),
+        extra={},
+        rng=(),
+        files=files,
+    ).write()
+    used = len(os.listdir("/proc/self/fd"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert len(files) > used + 16
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * used + 16, before[1]))
+    try:
+        with RangeReader(Checkpoint.open(path)) as reader:
+            reader.check()
+        fresh = new_engine(seed=9, layers=8)
+        loaded = Checkpointer(folder).load("auto", fresh)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert loaded is not None
+    assert loaded.passed_over == ()
+    assert same(values(fresh), values(engine))
 
 
 def test_a_longer_context_keeps_what_was_learnt(folder: Path) -> None:
