@@ -205,6 +205,17 @@ def test_calls_of_tools_are_learned(tmp_path: Path, content: str | None, asks: s
     assert learned_text(folder, chat)[1] == ["It is 21.<|im_end|>"]
 
 
+def test_half_a_character_in_a_call_is_no_traceback(tmp_path: Path) -> None:
+    """JSON can spell it, in a call that was cut off."""
+    folder = chat_tokenizer(tmp_path / "chat", CALLS + ASKS)
+    call = {"type": "function", "function": {"name": "find \ud83d", "arguments": {}}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    chat = {"messages": [{"role": "user", "content": "look"}, answer]}
+    document = ChatTemplate.of(f"hf:{folder}", "chats.jsonl").document(chat, "line 1")
+    assert "<call>find \ufffd</call>" in document.text
+    assert document.text.encode()
+
+
 def test_without_the_mask_every_token_is_a_target_and_the_tokens_are_the_same(
     tmp_path: Path,
 ) -> None:
