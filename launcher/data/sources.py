@@ -10,6 +10,7 @@ import hashlib
 import os
 import sysconfig
 import time
+from itertools import chain
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,7 +116,12 @@ class Files:
             return "text"
         from launcher.data.formats import form_of
 
-        form: Form = next((form_of(record) for _, record in _records(lines[0])), "text")
+        # the first files may be empty: of shards, some are
+        records = chain.from_iterable(map(_records, lines))
+        try:
+            form: Form = next((form_of(record) for _, record in records), "text")
+        except OSError as error:
+            raise unreadable(Path(error.filename or lines[0]), error) from error
         others = [path for path in self.files if path not in lines]
         if form != "text" and others:
             raise UserError(

@@ -1,5 +1,6 @@
 """Every mistake a user can make with data is one sentence that names the value and the fix."""
 
+import errno
 import gzip
 import json
 import os
@@ -200,6 +201,20 @@ def test_unreadable_text_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
     assert "gone.txt cannot be read (No such file" in refusal(tmp_path / "folder")
+
+
+def test_examples_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"text": TEXT}))
+    opened = Path.open
+
+    def refused(file: Path, *arguments: object, **options: object) -> object:
+        if file == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return opened(file, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert "texts.jsonl cannot be read (Permission denied)" in refusal(path)
 
 
 def test_nothing_half_built_stays_after_a_refusal(tmp_path: Path, cache: Path) -> None:

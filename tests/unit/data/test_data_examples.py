@@ -519,6 +519,21 @@ def test_messages_without_transformers(tmp_path: Path, monkeypatch: pytest.Monke
     assert how_to_install("hf") in message
 
 
+def test_the_first_file_of_a_folder_may_be_empty(tmp_path: Path) -> None:
+    """Its records do not say the form, which decided that Alpaca's prompts were learned, too."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "0.jsonl").write_text("")
+    records = [
+        {"instruction": f"{n} + {n}", "input": "", "output": str(2 * n), "text": "all of it"}
+        for n in range(40)
+    ]
+    write(folder / "1.jsonl", records)
+    corpus = opened(folder)
+    assert "(instruction and output)" in corpus.description
+    assert corpus.train.learned is not None
+
+
 def test_examples_beside_plain_text(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
