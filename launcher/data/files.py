@@ -41,12 +41,39 @@ Kind = Literal["tokens", "documents", "learned"]
 _TEMPLATE_FILES = (TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE)
 
 
-def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
-    """List the files below `root`, without hidden ones, sorted by relative path."""
+def walk(root: Path, skip: frozenset[str] = frozenset(), *, whole: bool = False) -> list[Path]:
+    """List the files below `root`, without hidden ones, sorted by relative path.
+
+    Args:
+        skip: names of folders to leave out.
+        whole: follow links to folders elsewhere, each once, and leave nothing out unsaid.
+
+    Raises:
+        UserError: `whole`, and a folder cannot be listed.
+    """
     found: list[Path] = []
-    for folder, folders, files in os.walk(root):
+    home = os.path.realpath(root)
+    seen = {home}
+
+    def refuse(error: OSError) -> None:
+        raise unreadable(Path(error.filename), error) from error
+
+    def is_new(path: str) -> bool:
+        real = os.path.realpath(path)
+        # what a link within the folder leads to is listed without it
+        if real in seen or (os.path.islink(path) and Path(real).is_relative_to(home)):
+            return False
+        seen.add(real)
+        return True
+
+    for folder, folders, files in os.walk(
+        root, onerror=refuse if whole else None, followlinks=whole
+    ):
         # In place: os.walk then does not enter them, and site-packages can hold 100,000 files.
-        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        folders[:] = sorted(n for n in folders if n not in skip and not n.startswith("."))
+        if whole:
+            new = (name for name in folders if is_new(os.path.join(folder, name)))
+            folders[:] = [name for name in new if name != "lost+found"]  # a file system's own
         found += [Path(folder, name) for name in files if not name.startswith(".")]
     return sorted(found)
 
@@ -112,7 +139,8 @@ def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
 def hub_files(name: str) -> list[Path]:
     """List the files of a dataset or tokenizer that is a local folder; [] for one on the Hub."""
     folder = Path(name).expanduser()
-    return walk(folder) if folder.is_dir() else []
+    return walk(folder, whole=True) if folder.is_dir() else []
+
 
 
 def hub_key(name: str) -> str:

@@ -217,8 +217,9 @@ def _stdlib_files() -> tuple[Path, ...]:
 def _text_files(data: str) -> tuple[Path, ...]:
     path = Path(data).expanduser()
     if path.is_dir():
-        files = tuple(file for file in walk(path) if _is_text_of_folder(file))
-        skipped = (file for file in walk(path) if file.suffix.lower() == ".json")
+        there = walk(path, whole=True)
+        files = tuple(file for file in there if _is_text_of_folder(file))
+        skipped = (file for file in there if file.suffix.lower() == ".json")
         if (examples := next(filter(_lists, skipped), None)) is not None:
             raise UserError(
                 f"--data {data}: {examples.name} in that folder holds a list, and a folder's .json "
