@@ -72,7 +72,7 @@ class HubDataset:
             )
         return cls(
             label=label,
-            name=name,
+            name=str(Path(name).expanduser()),
             config=config or None,
             split=split or None,
             field=field,
