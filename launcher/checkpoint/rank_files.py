@@ -4,6 +4,8 @@ import bisect
 import json
 import math
 import os
+import resource
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +33,7 @@ _DTYPE_NAMES = {
     **{torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"},
     torch.uint8: "U8",
 }
+_THREADS = 8
 
 
 def write_shards(path: Path, shards: Callable[[], Iterable[Shard]]) -> RankFile:
@@ -95,12 +98,13 @@ class RangeReader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._path = checkpoint.path
         self._files = checkpoint.files
-        self._ranges = [(file, entry) for file in checkpoint.files for entry in file.ranges]
+        ranges = [(file, entry) for file in checkpoint.files for entry in file.ranges]
         self._found: dict[tuple[str, str], list[tuple[RankFile, Range]]] = {}
-        for file, entry in sorted(self._ranges, key=_start):  # for bisection
+        for file, entry in sorted(ranges, key=_start):  # for bisection
             self._found.setdefault((entry.name, entry.kind), []).append((file, entry))
-        self._with_gaps = {(r.name, r.kind) for _, r in self._ranges if r.pitch is not None}
+        self._with_gaps = {(r.name, r.kind) for _, r in ranges if r.pitch is not None}
         self._descriptors: dict[str, int] = {}
+        self._checked: set[str] = set()  # files whose header is the one that was written
         self._buffer = torch.empty(CHUNK_ELEMENTS, dtype=torch.float32)
 
     def __enter__(self) -> Self:
@@ -152,13 +156,16 @@ class RangeReader:
         Raises:
             DamagedCheckpoint: some bytes are not the ones that were written.
         """
-        for file in self._files:
-            self._open(file)
-        pool = ThreadPoolExecutor(min(8, usable_cores()))
+        pool = ThreadPoolExecutor(min(_THREADS, usable_cores()))
         try:
-            # Results are None: this raises the first thread's error, and cancels the rest.
-            for _ in pool.map(lambda found: self._check(*found), self._ranges):
-                pass
+            for number in range(0, len(self._files), _THREADS):
+                files = self._files[number : number + _THREADS]
+                for file in files:  # here, so that no thread closes what another one reads
+                    self._open(file)
+                ranges = [(file, entry) for file in files for entry in file.ranges]
+                # Results are None: this raises the first thread's error, and cancels the rest.
+                for _ in pool.map(lambda found: self._check(*found), ranges):
+                    pass
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -191,14 +198,26 @@ class RangeReader:
             raise damaged(self._path, file.name, f"cannot be read ({error.strerror})") from None
 
     def _open(self, file: RankFile) -> int:
-        if file.name not in self._descriptors:
-            self._descriptors[file.name] = os.open(self._path / file.name, os.O_RDONLY)
+        if file.name in self._descriptors:
+            return self._descriptors[file.name]
+        # A checkpoint of a thousand ranks has more files than most processes may open.
+        while len(self._descriptors) >= _most_open():
+            os.close(self._descriptors.pop(next(iter(self._descriptors))))
+        self._descriptors[file.name] = os.open(self._path / file.name, os.O_RDONLY)
+        if file.name not in self._checked:
             # The index has the places of tensors; the header is for other readers, and checked too.
             header = bytearray(file.header_bytes)
             self._fill(file, 0, memoryview(header))
             if zlib.crc32(header) != file.header_checksum:
                 raise damaged(self._path, file.name, "has another header than was written")
+            self._checked.add(file.name)
         return self._descriptors[file.name]
+
+
+def _most_open() -> int:
+    """Return how many files to keep open: half of what the process may."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_THREADS, limit // 2) if limit != resource.RLIM_INFINITY else sys.maxsize
 
 
 def _stored_type(kind: str) -> torch.dtype:

@@ -62,15 +62,17 @@ class CheckpointFolder:
         for file in temporary.iterdir():
             sync(file)
         sync(temporary)
-        if final.exists():
-            # Only a run that was resumed earlier and reached the same step again gets here.
-            self._remove(final)
         # Written before the folder gets its name: nothing may need disk space after that.
         pointer = self.path / f".{_LATEST}-{secrets.token_hex(4)}"
         pointer.write_text(final.name + "\n", encoding="utf-8")
+        # Only a run that was resumed earlier and reached the same step again has one.
+        replaced = self._set_aside(final) if final.exists() else None
         temporary.rename(final)
         pointer.replace(self.path / _LATEST)
         sync(self.path)
+        if replaced is not None:
+            # After the renames: removing a large one takes minutes, in which the run may be killed.
+            shutil.rmtree(replaced, ignore_errors=True)  # the next save removes what is left
         return final
 
     def prune(self, keep: int, *, step: int) -> None:
@@ -89,9 +91,11 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         # Renamed first, so that an interrupted removal leaves nothing that looks complete.
-        doomed = path.with_name(f".deleting-{path.name}-{secrets.token_hex(4)}")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        shutil.rmtree(self._set_aside(path))
+
+    def _set_aside(self, path: Path) -> Path:
+        """Rename a checkpoint to a name that only waits for its removal."""
+        return path.rename(path.with_name(f".deleting-{path.name}-{secrets.token_hex(4)}"))
 
 
 def _step(path: Path) -> int:

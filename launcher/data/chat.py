@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from launcher.data.files import HUB_PREFIX, template_files
-from launcher.data.formats import Document, is_messages, string_of
+from launcher.data.formats import Document, is_messages, string_of, without_surrogates
 from launcher.data.hub import load_from_transformers
 from launcher.util.errors import UserError
 
@@ -70,7 +70,7 @@ class ChatTemplate:
             UserError: no messages, none of an assistant, or the template rejects them.
         """
         messages = _messages_of(record, where)
-        tools = record.get("tools")
+        tools = _encodable(record.get("tools"))
         text = self._render(messages, tools, where)
         learned = []
         for number, message in enumerate(messages):
@@ -204,13 +204,24 @@ def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
                 f"{here}: the assistant's content is empty, so there is nothing to learn: write "
                 "it, or remove the line"
             )
-        found.append({**message, **texts})
+        found.append({**_encodable(message), **texts})
     if not any(message["role"] == "assistant" for message in found):
         raise UserError(
             f"{where}: no message is of role assistant, so there is nothing to learn: add one, or "
             "remove the line"
         )
     return found
+
+
+def _encodable(value: Any) -> Any:
+    """Return a decoded JSON value without lone surrogates, which calls of tools can hold, too."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, list):
+        return [_encodable(element) for element in value]
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(element) for name, element in value.items()}
+    return value
 
 
 def _content_of(message: dict[str, Any], where: str) -> str:

@@ -20,7 +20,7 @@ from launcher.data.files import (
     Kind,
     Meta,
     hash_files,
-    hub_files,
+    hub_tokenizer_files,
     read_meta,
     split_file,
     stamps,
@@ -183,7 +183,7 @@ def _built(
 
 def _tokenizer_files(tokenizer: str) -> list[Path]:
     if tokenizer.startswith(HUB_PREFIX):
-        return hub_files(tokenizer.removeprefix(HUB_PREFIX))
+        return hub_tokenizer_files(tokenizer.removeprefix(HUB_PREFIX))
     path = Path(tokenizer).expanduser()
     return [path, *template_files(tokenizer)] if path.is_file() else []
 

@@ -3,19 +3,23 @@ that it is stored in."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from launcher.util.errors import UserError
+from launcher.util.files import replace_text
 from launcher.util.hub_cache import HUB_PREFIX as HUB_PREFIX
 
 TEXT_FIELD = "text"
@@ -38,15 +42,47 @@ BESIDE_TOKENIZER = (
 META_FILE = "meta.json"
 Kind = Literal["tokens", "documents", "learned"]
 
+MEMO_BYTES = 256 << 20
+_WEIGHTS = frozenset(
+    {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data"}
+)
+"""Suffixes of files that no tokenizer reads; a model's folder can hold hundreds of GB of them."""
 _TEMPLATE_FILES = (TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE)
 
 
-def walk(root: Path, skip: frozenset[str] = frozenset()) -> list[Path]:
-    """List the files below `root`, without hidden ones, sorted by relative path."""
+def walk(root: Path, skip: frozenset[str] = frozenset(), *, whole: bool = False) -> list[Path]:
+    """List the files below `root`, without hidden ones, sorted by relative path.
+
+    Args:
+        skip: names of folders to leave out.
+        whole: follow links to folders elsewhere, each once, and leave nothing out unsaid.
+
+    Raises:
+        UserError: `whole`, and a folder cannot be listed.
+    """
     found: list[Path] = []
-    for folder, folders, files in os.walk(root):
+    home = os.path.realpath(root)
+    seen = {home}
+
+    def refuse(error: OSError) -> None:
+        raise unreadable(Path(error.filename), error) from error
+
+    def is_new(path: str) -> bool:
+        real = os.path.realpath(path)
+        # what a link within the folder leads to is listed without it
+        if real in seen or (os.path.islink(path) and Path(real).is_relative_to(home)):
+            return False
+        seen.add(real)
+        return True
+
+    for folder, folders, files in os.walk(
+        root, onerror=refuse if whole else None, followlinks=whole
+    ):
         # In place: os.walk then does not enter them, and site-packages can hold 100,000 files.
-        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        folders[:] = sorted(n for n in folders if n not in skip and not n.startswith("."))
+        if whole:
+            new = (name for name in folders if is_new(os.path.join(folder, name)))
+            folders[:] = [name for name in new if name != "lost+found"]  # a file system's own
         found += [Path(folder, name) for name in files if not name.startswith(".")]
     return sorted(found)
 
@@ -109,18 +145,56 @@ def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
     ]
 
 
+def hash_once(paths: Sequence[Path], memo_dir: Path) -> str:
+    """Return `hash_files`, of a large text from `memo_dir` until a file's stamp changes: otherwise
+    every rank of every run would read all of it, only to find it unchanged."""
+    found = stamps(paths)
+    if sum(size for _, size, *_ in found) < MEMO_BYTES:
+        return hash_files(paths)
+    memo = memo_dir / hashlib.sha256(repr(found).encode()).hexdigest()
+    with contextlib.suppress(OSError):
+        if key := memo.read_text(encoding="utf-8"):
+            return key
+    key = hash_files(paths)
+    # A file written just now could change again within the same time stamp.
+    if max(mtime_ns for _, _, mtime_ns, *_ in found) < (time.time() - 60) * 1e9:
+        with contextlib.suppress(OSError):  # a cache that others share may be theirs to write
+            memo_dir.mkdir(parents=True, exist_ok=True)
+            replace_text(memo, key)
+    return key
+
+
 def hub_files(name: str) -> list[Path]:
-    """List the files of a dataset or tokenizer that is a local folder; [] for one on the Hub."""
+    """List the files of a dataset that is a local folder; [] for one on the Hub."""
     folder = Path(name).expanduser()
-    return walk(folder) if folder.is_dir() else []
+    return walk(folder, whole=True) if folder.is_dir() else []
 
 
-def hub_key(name: str) -> str:
-    """Return the key of a dataset or tokenizer: a local folder's content, or the name on the Hub.
+def hub_tokenizer_files(name: str) -> list[Path]:
+    """List the files of a tokenizer that is a local folder, without the weights of its model."""
+    return [path for path in hub_files(name) if path.suffix.lower() not in _WEIGHTS]
+
+
+def dataset_key(name: str, memo_dir: Path) -> str:
+    """Return the key of a dataset: a local folder's content, or the name on the Hub.
 
     A warm start must not ask the network, so a change on the Hub goes unnoticed.
     """
-    return hash_files(hub_files(name)) if Path(name).expanduser().is_dir() else name
+    return _hub_key(name, hub_files(name), partial(hash_once, memo_dir=memo_dir))
+
+
+def hub_tokenizer_key(name: str) -> str:
+    """Return the key of a tokenizer of transformers, as `dataset_key` does."""
+    return _hub_key(name, hub_tokenizer_files(name), hash_files)
+
+
+def _hub_key(name: str, files: Sequence[Path], hashed: Callable[[Sequence[Path]], str]) -> str:
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return name
+    # The names, too: they say which file is which split, or which part of a tokenizer.
+    names = json.dumps([path.relative_to(folder).as_posix() for path in files])
+    return f"{hashed(files)} {hashlib.sha256(names.encode()).hexdigest()}"
 
 
 def field_key(field: str) -> str:

@@ -288,7 +288,11 @@ def string_of(record: dict[str, Any], field: str, where: str) -> str:
     text = record[field]
     if not isinstance(text, str):
         raise UserError(f"{where}: {field!r} is {text!r:.40}, it must be a string")
-    # JSON can spell half of a surrogate pair ("\ud83d"), which no tokenizer can encode.
+    return without_surrogates(text)
+
+
+def without_surrogates(text: str) -> str:
+    """Return a text without the lone surrogates that JSON can spell, and no tokenizer encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

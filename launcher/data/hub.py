@@ -17,9 +17,9 @@ from launcher.data.files import (
     BESIDE_TOKENIZER,
     HUB_PREFIX,
     TEXT_FIELD,
+    dataset_key,
     field_key,
     hub_files,
-    hub_key,
     named_split,
     shared_splits,
 )
@@ -72,7 +72,7 @@ class HubDataset:
             )
         return cls(
             label=label,
-            name=name,
+            name=str(Path(name).expanduser()),
             config=config or None,
             split=split or None,
             field=field,
@@ -87,7 +87,7 @@ class HubDataset:
         """Return the name, or a local folder's hash, with the part of it that is read."""
         part = f" @{self.split}" if self.split else "" if self.stream_bytes else " splits"
         part += f" first {self.stream_bytes}" if self.stream_bytes else ""
-        return f"{hub_key(self.name)} {self.config}{part}{field_key(self.field)}"
+        return f"{dataset_key(self.name, memo_dir)} {self.config}{part}{field_key(self.field)}"
 
     def parts(self) -> dict[tuple[str, ...], HubDataset]:
         """Return the dataset of each split, or of two that are the same; {} where one is to be

@@ -6,12 +6,11 @@ the text again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sysconfig
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,22 +20,19 @@ from launcher.data.files import (
     HUB_PREFIX,
     TEXT_FIELD,
     field_key,
-    hash_files,
+    hash_once,
     kind_of,
     named_split,
     shared_splits,
-    stamps,
     unreadable,
     walk,
 )
 from launcher.util.errors import UserError
-from launcher.util.files import replace_text
 
 if TYPE_CHECKING:
     from launcher.data.formats import Document, Form, ReadExample
     from launcher.data.hub import HubDataset
 
-_MEMO_BYTES = 256 << 20
 _PLAIN = (".txt", ".md")
 _WITH_FIELDS = (".jsonl", ".json", ".parquet")
 _IN_FOLDERS = (*_PLAIN, ".jsonl", ".parquet")
@@ -68,7 +64,9 @@ class Files:
         """Hash the files, and add the splits and the field that are read."""
         # parquet without a named field: rows may be examples or texts
         rows = ["rows"] if self.quick_form() is None else []
-        return " ".join([self._hash(memo_dir), *self.splits, *rows]) + field_key(self.field)
+        return " ".join([hash_once(self.files, memo_dir), *self.splits, *rows]) + field_key(
+            self.field
+        )
 
     def parts(self) -> dict[tuple[str, ...], Files]:
         """Return the files of each split, or of two that are the same; {} where the text is to be
@@ -82,22 +80,6 @@ class Files:
     def has_fields(self) -> bool:
         """Return whether the files are records of which one field is read."""
         return any(kind_of(path) in _WITH_FIELDS for path in self.files)
-
-    def _hash(self, memo_dir: Path) -> str:
-        found = stamps(self.files)
-        if sum(size for _, size, *_ in found) < _MEMO_BYTES:
-            return hash_files(self.files)
-        # Keep the hash of a large text until a file's stamp changes: otherwise every rank of every
-        # run would read all of it, only to find it unchanged.
-        memo = memo_dir / hashlib.sha256(repr(found).encode()).hexdigest()
-        if memo.exists() and (key := memo.read_text()):
-            return key
-        key = hash_files(self.files)
-        # A file written just now could change again within the same time stamp.
-        if max(mtime_ns for _, _, mtime_ns, *_ in found) < (time.time() - 60) * 1e9:
-            memo_dir.mkdir(parents=True, exist_ok=True)
-            replace_text(memo, key)
-        return key
 
     def quick_form(self) -> Form | None:
         """Return the form, or None where a library would have to be loaded for it."""
@@ -115,7 +97,12 @@ class Files:
             return "text"
         from launcher.data.formats import form_of
 
-        form: Form = next((form_of(record) for _, record in _records(lines[0])), "text")
+        # the first files may be empty: of shards, some are
+        records = chain.from_iterable(map(_records, lines))
+        try:
+            form: Form = next((form_of(record) for _, record in records), "text")
+        except OSError as error:
+            raise unreadable(Path(error.filename or lines[0]), error) from error
         others = [path for path in self.files if path not in lines]
         if form != "text" and others:
             raise UserError(
@@ -211,8 +198,9 @@ def _stdlib_files() -> tuple[Path, ...]:
 def _text_files(data: str) -> tuple[Path, ...]:
     path = Path(data).expanduser()
     if path.is_dir():
-        files = tuple(file for file in walk(path) if _is_text_of_folder(file))
-        skipped = (file for file in walk(path) if file.suffix.lower() == ".json")
+        there = walk(path, whole=True)
+        files = tuple(file for file in there if _is_text_of_folder(file))
+        skipped = (file for file in there if file.suffix.lower() == ".json")
         if (examples := next(filter(_lists, skipped), None)) is not None:
             raise UserError(
                 f"--data {data}: {examples.name} in that folder holds a list, and a folder's .json "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from launcher.data.files import HUB_PREFIX, end_token_beside, hash_files, hub_key
+from launcher.data.files import HUB_PREFIX, end_token_beside, hash_files, hub_tokenizer_key
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
@@ -121,7 +121,7 @@ def tokenizer_key(tokenizer: str, vocab_size: int) -> str:
     if tokenizer == "byte":
         return "byte"
     if tokenizer.startswith(HUB_PREFIX):
-        return f"hf {hub_key(tokenizer.removeprefix(HUB_PREFIX))}"
+        return f"hf {hub_tokenizer_key(tokenizer.removeprefix(HUB_PREFIX))}"
     path = Path(tokenizer).expanduser()
     if not path.is_file():  # nor a pipe
         raise UserError(

@@ -237,15 +237,15 @@ def _was_refused(out: Path) -> bool:
 
 
 def _first_source(out: Path) -> Path | None:
-    """Return the checkpoint that the run's first start was resumed from; the run has saved none."""
-    for path in out.glob("config*.yaml"):
+    """Return what the run began with, by its latest start that did not continue; it saved none."""
+    for path in RunFolder(out).configs():
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (ValueError, yaml.YAMLError):
             continue  # damaged, and about to be replaced
-        resume = config.get("resume") if isinstance(config, dict) else None
-        if resume not in (None, str(AUTO)):
-            return Path(resume)
+        resume = config.get("resume") if isinstance(config, dict) else str(AUTO)
+        if resume != str(AUTO):
+            return None if resume is None else Path(resume)
     return None
 
 

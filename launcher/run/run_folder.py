@@ -59,7 +59,9 @@ class RunFolder:
         text = yaml.safe_dump(config, sort_keys=False)
         config_file = self.path / "config.yaml"
         if config_file.exists() and config_file.read_bytes() != text.encode():
-            _set_aside(config_file)
+            # Copied: no run continues in a folder without one, should this start end here.
+            before = config_file.read_text(encoding="utf-8", errors="replace")
+            replace_text(_free_name(config_file), before)
         # From here on failure.json is of this start: the first of its ranks to fail creates it.
         for name in ("failure.json", "summary.json"):
             _set_aside(self.path / name)
@@ -92,6 +94,14 @@ class RunFolder:
     def read_status(self) -> dict[str, Any]:
         """Return the content of `status.json`, empty where there is none."""
         return _read(self.path / "status.json")
+
+    def configs(self) -> list[Path]:
+        """List the configs of the run's starts, the latest first."""
+        found: list[Path] = []
+        while (aside := self.path / f"config-{len(found) + 1}.yaml").exists():
+            found.append(aside)
+        latest = self.path / "config.yaml"
+        return [*([latest] if latest.exists() else []), *reversed(found)]
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
@@ -228,9 +238,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _set_aside(path: Path) -> None:
     """Rename `summary.json` of an earlier start to `summary-1.json`, or the next free number."""
-    if not path.exists():
-        return
+    if path.exists():
+        path.rename(_free_name(path))
+
+
+def _free_name(path: Path) -> Path:
     number = 1
     while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
-    path.rename(kept)
+    return kept

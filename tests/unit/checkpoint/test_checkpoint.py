@@ -1,13 +1,16 @@
 """Saving and loading in one process: what is on disk, what is refused, what survives a crash."""
 
+import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError, staging
 from launcher.checkpoint import saving as saving_module
-from launcher.checkpoint.rank_files import write_shards
+from launcher.checkpoint.rank_files import RangeReader, write_shards
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -291,6 +294,33 @@ def test_the_same_step_again_replaces_it(engine: NativeEngine, folder: Path) -> 
     assert Checkpoint.open(folder / "step-00000003").extra == {"try": 2}
 
 
+def test_the_same_step_again_is_there_at_every_moment(
+    engine: NativeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a disk that fills up nor a removal that takes minutes leaves the run without it."""
+    checkpointer = Checkpointer(folder)
+    checkpointer.save(3, engine, {"try": 1})
+    write_text, rmtree, seen = Path.write_text, shutil.rmtree, []
+
+    def full(path: Path, *_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(SaveError, match="No space left"):
+        checkpointer.save(3, engine, {"try": 2})
+    monkeypatch.setattr(Path, "write_text", write_text)
+    assert Checkpoint.open(folder / "step-00000003").extra == {"try": 1}
+
+    def removes(path: Path, *arguments: Any, **options: Any) -> None:
+        seen.append(Checkpoint.open(folder / "step-00000003").extra)
+        rmtree(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    checkpointer.save(3, engine, {"try": 3})
+    assert seen[-1] == {"try": 3}
+    assert not list(folder.glob(".*"))
+
+
 def test_sources(engine: NativeEngine, tmp_path: Path) -> None:
     run = tmp_path / "run"
     checkpointer = Checkpointer(run / "checkpoints")
@@ -421,6 +451,43 @@ def test_killed_while_saving(engine: NativeEngine, folder: Path, moment: str) ->
     # The next save clears away what was left.
     Checkpointer(folder).save(5, engine, {})
     assert not list(folder.glob(".*"))
+
+
+def test_more_files_than_a_process_may_open(folder: Path) -> None:
+    """As of a thousand ranks, read by one: none of them is damaged."""
+    engine = new_engine(seed=1, layers=8)
+    train(engine, 1)
+    state, path = engine.training_state(), folder / "step-00000001"
+    path.mkdir(parents=True)
+    files = [
+        write_shards(path / f"rank-{rank:05d}.safetensors", partial(list, [shard]))
+        for rank, shard in enumerate(state.saved())
+    ]
+    Checkpoint(
+        path=path,
+        step=1,
+        world_size=len(files),
+        shapes=dict(state.shapes),
+        kinds=list(state.kinds),
+        counters=state.counters(),
+        extra={},
+        rng=(),
+        files=files,
+    ).write()
+    used = len(os.listdir("/proc/self/fd"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert len(files) > used + 16
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * used + 16, before[1]))
+    try:
+        with RangeReader(Checkpoint.open(path)) as reader:
+            reader.check()
+        fresh = new_engine(seed=9, layers=8)
+        loaded = Checkpointer(folder).load("auto", fresh)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert loaded is not None
+    assert loaded.passed_over == ()
+    assert same(values(fresh), values(engine))
 
 
 def test_a_longer_context_keeps_what_was_learnt(folder: Path) -> None:

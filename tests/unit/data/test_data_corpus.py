@@ -16,7 +16,7 @@ from corpora import open_text
 from tokenizers import Tokenizer
 
 from launcher.config.schema import DataChoice
-from launcher.data import Corpus, corpus_build, sources
+from launcher.data import Corpus, corpus_build, files
 from launcher.data.corpus_build import take_survey
 from launcher.data.formats import Document, cut
 from launcher.data.formats import documents as cut_documents
@@ -295,7 +295,7 @@ def test_the_same_text_elsewhere_is_the_same_corpus_and_other_text_is_not(tmp_pa
 def test_a_long_text_is_hashed_once_and_again_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_MEMO_BYTES", 1000)
+    monkeypatch.setattr(files, "MEMO_BYTES", 1000)
     path, cache = tmp_path / "a.txt", tmp_path / "cache"
     path.write_text(story(4000))
     os.utime(path, (1_700_000_000, 1_700_000_000))
@@ -306,6 +306,40 @@ def test_a_long_text_is_hashed_once_and_again_after_a_change(
     assert open_small(path, cache).fingerprint != first.fingerprint
     # Just written, so its time stamp is not trusted yet.
     assert len(list((cache / "hashes").iterdir())) == 1
+
+
+def test_a_cache_that_takes_no_hash_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus that others have built, in a folder that is theirs to write."""
+    path, cache = tmp_path / "a.txt", tmp_path / "cache"
+    path.write_text(story(4000))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    first = open_small(path, cache)
+    monkeypatch.setattr(files, "MEMO_BYTES", 1000)
+    (cache / "hashes").write_text("")  # no folder can be made, not even by root
+    assert open_small(path, cache).fingerprint == first.fingerprint
+
+
+def test_names_of_files_count_in_a_folder_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    for name in ("part-1.jsonl", "part-2.jsonl"):
+        (folder / name).write_text(name)
+    before = files.dataset_key(str(folder), tmp_path)
+    (folder / "part-1.jsonl").rename(folder / "test.jsonl")
+    (folder / "part-2.jsonl").rename(folder / "train.jsonl")
+    assert files.dataset_key(str(folder), tmp_path) != before
+
+
+def test_weights_beside_a_tokenizer_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    before = files.hub_tokenizer_key(str(tmp_path))
+    (tmp_path / "model-00001-of-00002.safetensors").write_text("weights")
+    (tmp_path / "pytorch_model.bin").write_text("weights")
+    assert files.hub_tokenizer_key(str(tmp_path)) == before
+    (tmp_path / "tokenizer.model").write_text("pieces")
+    assert files.hub_tokenizer_key(str(tmp_path)) != before
 
 
 def test_a_damaged_cache_is_built_again(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every mistake a user can make with data is one sentence that names the value and the fix."""
 
+import errno
 import gzip
 import json
 import os
@@ -14,6 +15,7 @@ from corpora import open_text
 from tokenizers import Tokenizer, models
 
 from launcher.data import corpus_build
+from launcher.data.files import walk
 from launcher.data.tokenizer import train_bpe
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
@@ -202,6 +204,40 @@ def test_unreadable_text_file(tmp_path: Path) -> None:
     assert "gone.txt cannot be read (No such file" in refusal(tmp_path / "folder")
 
 
+def test_folders_that_cannot_be_listed_are_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "texts" / "closed"
+    for folder in (closed, closed.with_name("lost+found")):
+        folder.mkdir(parents=True)
+    (tmp_path / "texts" / "book.txt").write_text(TEXT)
+    scandir = os.scandir
+
+    def refused(path: str) -> object:
+        if Path(path).name in ("closed", "lost+found"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert f"{closed} cannot be read (Permission denied)" in refusal(tmp_path / "texts")
+    closed.rmdir()
+    open_text(tmp_path / "texts")
+
+
+def test_examples_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"text": TEXT}))
+    opened = Path.open
+
+    def refused(file: Path, *arguments: object, **options: object) -> object:
+        if file == path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return opened(file, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert "texts.jsonl cannot be read (Permission denied)" in refusal(path)
+
+
 def test_nothing_half_built_stays_after_a_refusal(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\nnot json\n')
     refusal(tmp_path / "bad.jsonl")
@@ -268,6 +304,22 @@ def test_what_is_no_text_is_refused_and_not_waited_for(
     message = refusal(folder if inside else path)
     assert path.name[-4:] in message
     assert message.isprintable()
+
+
+def test_linked_folders_are_read_once_each(tmp_path: Path) -> None:
+    texts, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
+    for folder in (texts / "own", elsewhere / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "book.txt").write_text(TEXT)
+    (elsewhere / "back").symlink_to(texts)
+    for name, target in (("a", texts / "own"), ("b", elsewhere), ("c", elsewhere)):
+        (texts / name).symlink_to(target)
+    found = walk(texts, whole=True)
+    names = [path.relative_to(texts).as_posix() for path in found]
+    assert names == ["b/deep/book.txt", "own/book.txt"]
+    corpus = open_text(texts)
+    tokens = sum(len(s.tokens) for s in (corpus.train, corpus.validation, corpus.test))
+    assert 2 * len(TEXT) < tokens < 2.2 * len(TEXT)
 
 
 def test_folders_in_a_loop_are_read_once(tmp_path: Path) -> None:

@@ -205,6 +205,17 @@ def test_calls_of_tools_are_learned(tmp_path: Path, content: str | None, asks: s
     assert learned_text(folder, chat)[1] == ["It is 21.<|im_end|>"]
 
 
+def test_half_a_character_in_a_call_is_no_traceback(tmp_path: Path) -> None:
+    """JSON can spell it, in a call that was cut off."""
+    folder = chat_tokenizer(tmp_path / "chat", CALLS + ASKS)
+    call = {"type": "function", "function": {"name": "find \ud83d", "arguments": {}}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    chat = {"messages": [{"role": "user", "content": "look"}, answer]}
+    document = ChatTemplate.of(f"hf:{folder}", "chats.jsonl").document(chat, "line 1")
+    assert "<call>find \ufffd</call>" in document.text
+    assert document.text.encode()
+
+
 def test_without_the_mask_every_token_is_a_target_and_the_tokens_are_the_same(
     tmp_path: Path,
 ) -> None:
@@ -506,6 +517,21 @@ def test_messages_without_transformers(tmp_path: Path, monkeypatch: pytest.Monke
     message = refusal(path, f"hf:{folder}")
     assert "needs the library transformers" in message
     assert how_to_install("hf") in message
+
+
+def test_the_first_file_of_a_folder_may_be_empty(tmp_path: Path) -> None:
+    """Its records do not say the form, which decided that Alpaca's prompts were learned, too."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "0.jsonl").write_text("")
+    records = [
+        {"instruction": f"{n} + {n}", "input": "", "output": str(2 * n), "text": "all of it"}
+        for n in range(40)
+    ]
+    write(folder / "1.jsonl", records)
+    corpus = opened(folder)
+    assert "(instruction and output)" in corpus.description
+    assert corpus.train.learned is not None
 
 
 def test_examples_beside_plain_text(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from launcher.data.hub import HubDataset
 from launcher.util.packages import how_to_install
 
 ROOT = Path(__file__).parents[3]
@@ -172,6 +173,13 @@ def test_a_dataset_is_read_in_its_own_splits(tmp_path: Path, opened: Opened, dat
     assert warm["fingerprint"] == cold["fingerprint"]
     # Without its own splits as before.
     assert opened(tmp_path, data=f"hf:{dataset}@train")["fingerprint"] == drawn["fingerprint"]
+
+
+def test_a_folder_of_the_users_home() -> None:
+    """A shell leaves the ~ of hf:~/set as it is."""
+    found = HubDataset.named("hf:~/set@train", "text")
+    assert (found.name, found.split) == (str(Path.home() / "set"), "train")
+    assert HubDataset.named("hf:allenai/c4:en", "text").name == "allenai/c4"
 
 
 def test_a_held_out_split_without_text_names_the_way_without_it(

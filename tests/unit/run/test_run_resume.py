@@ -1,13 +1,16 @@
 """Where a run begins, from what is on disk."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.config.schema import LoopChoice
 from launcher.measure.records import Status
 from launcher.parallel.world import choose_device
+from launcher.run import run_folder
 from launcher.run.resume import (
     AUTO,
     Resume,
@@ -113,6 +116,45 @@ def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Pa
     for resume in (str(other), "auto"):  # the second life is reopened before it saves anything
         RunFolder(run).begin({"resume": resume}, reopens=True)
     assert find_resume(LoopChoice(out=run, resume=AUTO), {}).source == other
+
+
+def test_the_latest_start_that_named_weights_counts(tmp_path: Path) -> None:
+    """Of a folder that refused starts have left, each with another --resume, or with none."""
+    run = tmp_path / "run"
+    for number, resume in enumerate([None, "a", "b", "c", "d", None, "e", "auto"]):
+        config = {} if resume is None else {"resume": resume}  # as RunConfig leaves None out
+        RunFolder(run).begin({"steps": 10} | config, reopens=number > 0)
+    found = find_resume(LoopChoice(out=run, resume=AUTO), {})
+    assert found == Resume(source=Path("e"), reopens=True)
+    RunFolder(run).begin({"steps": 10}, reopens=True)
+    assert find_resume(LoopChoice(out=run, resume=AUTO), {}).source is None
+
+
+def test_a_start_that_ends_while_it_reopens_a_run_leaves_a_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one with other flags does, killed while it asks for its GPUs, or on a full disk."""
+    save(run)
+    ends = {"replace_text": OSError("No space left on device"), "environment": KeyboardInterrupt()}
+    for name, error in ends.items():
+        folder = RunFolder(run)
+        with monkeypatch.context() as patched:
+            patched.setattr(run_folder, name, raising(error))
+            with pytest.raises(type(error)):
+                folder.begin({"steps": 20}, reopens=True)
+        assert folder._lock._file is not None
+        folder._lock._file.close()  # as its process ends
+    assert find_resume(LoopChoice(out=run, resume=AUTO), {}).source == run
+    RunFolder(run).begin({"steps": 20}, reopens=True)
+    assert (run / "config.yaml").read_text() == "steps: 20\n"
+    assert (run / "config-1.yaml").read_text() == "steps: 10\n"
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
