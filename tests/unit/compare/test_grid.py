@@ -317,6 +317,7 @@ def test_cells_that_end_before_the_lock_is_taken_are_not_run_again(
     monkeypatch.setattr(sweep, "open_corpora", lambda rows, nproc: None)
     monkeypatch.setattr(sweep, "run_cell", lambda row, *_, **__: ran.append(row.name))
     monkeypatch.setattr(sweep, "_report", lambda *_: None)
+    monkeypatch.setattr(sweep, "install_signal_handlers", lambda: None)  # they would stay
     out = tmp_path / "sweep"
     asked = ["--nproc=1", "--grid", "micro_batch=1,2", f"--out={out}", "--device=cpu"]
     main(asked)
