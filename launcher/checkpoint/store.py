@@ -67,7 +67,12 @@ class CheckpointFolder:
         pointer.write_text(final.name + "\n", encoding="utf-8")
         # Only a run that was resumed earlier and reached the same step again has one.
         replaced = self._set_aside(final) if final.exists() else None
-        temporary.rename(final)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if replaced is not None:
+                replaced.rename(final)
+            raise
         pointer.replace(self.path / _LATEST)
         sync(self.path)
         if replaced is not None:

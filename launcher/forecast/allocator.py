@@ -137,7 +137,7 @@ class CachingAllocator:
             for block in list(pool.at_least(0)):
                 if pool.expandable is not None:
                     self._unmap(pool, block)
-                # without neighbours it is a whole segment
+                # alone it is a whole segment
                 elif block.prev is None and block.next is None:
                     pool.remove(block)
                     self._reserved -= block.size
@@ -224,7 +224,7 @@ class CachingAllocator:
             return None
         while not block.mapped or block.size < size:
             if block.mapped:
-                hole = block.next  # never another free block: neighbours are merged
+                hole = block.next  # never another free block: adjacent ones are merged
                 assert hole is not None
                 missing = size - block.size
             else:

@@ -222,7 +222,7 @@ class CudaMemory(MemoryMeter):
 
     def peak_bytes(self) -> int:
         # phases of most steps are not sampled, and routed experts make steps differ
-        return max(self._highest_step_bytes, *self._peaks.values())
+        return max([self._highest_step_bytes, *self._peaks.values()])
 
     def end_step(self, step: int) -> Ledger | None:
         self._highest_step_bytes = max(self._highest_step_bytes, self.step_peak_bytes())

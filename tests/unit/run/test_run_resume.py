@@ -119,7 +119,7 @@ def test_what_the_first_life_began_with_is_not_forgotten(run: Path, tmp_path: Pa
 
 
 def test_the_latest_start_that_named_weights_counts(tmp_path: Path) -> None:
-    """Of a folder that refused starts have left, each with another --resume, or with none."""
+    """Rejected starts have left their flags there, each with another --resume, or with none."""
     run = tmp_path / "run"
     for number, resume in enumerate([None, "a", "b", "c", "d", None, "e", "auto"]):
         config = {} if resume is None else {"resume": resume}  # as RunConfig leaves None out
