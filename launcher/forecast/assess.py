@@ -90,8 +90,7 @@ def assess(
     one where none fits.
 
     Args:
-        expected: where the search for the largest micro-batch begins; a good guess saves
-            predictions.
+        expected: where the search for the largest begins; a good guess saves predictions.
     """
     sizes = MicroBatches(choice, cluster, expected)
     try:
@@ -125,9 +124,12 @@ class MicroBatches:
         else:
             speeds = {index: tokens_per_s(runs[index], self._cluster) for index in running}
             wanted = sorted(safe or running[:1], key=lambda index: -speeds[index])
-            # Bisection has not seen all of them, and reserved bytes may fall in places.
-            sure = (index for index in wanted if not safe or self.at(index).verdict == "fits")
-            best, found = self.at(next(sure)), self.at(running[-1])
+            # Bisection has not seen all, and the allocator may keep much beside few live bytes.
+            sure = (self.at(i) for i in wanted if not safe or self.at(i).verdict == "fits")
+            replayed = map(self._with_allocator, sure)
+            fastest = next(replayed)
+            fit = (a for a in itertools.chain([fastest], replayed) if a.verdict == "fits")
+            best, found = next(fit, fastest), self.at(running[-1])
         return dataclasses.replace(
             self._with_allocator(best), largest_micro_batch=found.run.config.data.micro_batch
         )
@@ -240,7 +242,6 @@ class MicroBatches:
             used = cluster.fixed_bytes + prediction.peak_bytes
             if CLEARLY_FITS * cluster.memory_bytes < used <= cluster.memory_bytes:
                 used = cluster.fixed_bytes + within(self.cache.use(run, limit_bytes=limit), limit)
-        fits = used <= cluster.memory_bytes
         return Assessment(
             choice=self._choice,
             run=run,
@@ -248,7 +249,7 @@ class MicroBatches:
             used_bytes=used,
             with_room_bytes=used,
             memory_bytes=cluster.memory_bytes,
-            time=_step_time(run, cluster) if fits else None,
+            time=_step_time(run, cluster) if used <= cluster.memory_bytes else None,
             largest_micro_batch=None,
         )
 
@@ -275,8 +276,7 @@ def _exceeds_at_any_size(smallest: Assessment) -> bool:
     """Return whether larger micro-batches, too, exceed the memory: they have no less of this,
     though an unaccumulated one may have no buffer of whole gradients."""
     lines = by_category(smallest.prediction.peak)
-    kept_bytes = sum(lines[name] for name in ("params", "optimizer", "activations"))
-    return kept_bytes > smallest.memory_bytes
+    return sum(lines[n] for n in ("params", "optimizer", "activations")) > smallest.memory_bytes
 
 
 def tokens_per_s(run: Resolved, cluster: Cluster) -> float:

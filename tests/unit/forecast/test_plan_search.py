@@ -133,6 +133,15 @@ def test_the_largest_batch_is_as_large_as_fits() -> None:
     assert best.used_bytes * 1.03 > 0.95 * best.memory_bytes  # tight is not recommended
 
 
+def test_a_size_that_fits_by_its_live_bytes_alone_gives_way_to_one_that_fits() -> None:
+    """At 8 sequences the allocator would keep 6 GiB of what the start has freed."""
+    flags = "--model llama-3.1-8b --precision bf16 --seq-len 4096 --global-batch 64 --zero 3"
+    flags += " --offload-optimizer cpu --offload-param cpu"
+    cluster = cluster_of("--gpus", "1", "--gpu", "RTX-4090")
+    best = searched(flags.split(), cluster, "fastest", evaluate_all=False).best_first[0]
+    assert (best.verdict, best.run.config.data.micro_batch) == ("fits", 4)
+
+
 def test_a_budget_of_activations_bounds_the_largest_batch() -> None:
     """Before, doubling beyond it was taken for a fault of the planner."""
     flags = "--model nano --layers 2 --seq-len 16 --precision bf16 --strategy single "
