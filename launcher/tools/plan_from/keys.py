@@ -15,7 +15,11 @@ MOST_VALUE: Final = 10**9
 
 
 class Unknown(Exception):
-    """A value without a counterpart; the message says what is planned instead."""
+    """A value without a counterpart; the message says what is planned instead, by `facts`."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.facts = facts
 
 
 class Kind(NamedTuple):
@@ -74,8 +78,10 @@ def unless(**facts: Any) -> Reader:
     return lambda value: {} if is_on(value) else dict(facts)
 
 
-def words(table: Mapping[str, Facts], *, otherwise: str = "is not planned") -> Reader:
-    """Read one of a few words, in any capitals."""
+def words(
+    table: Mapping[str, Facts], *, otherwise: str = "is not planned", **instead: Any
+) -> Reader:
+    """Read one of a few words, in any capitals; another one is planned as `instead`."""
     lower = {name.lower(): facts for name, facts in table.items()}
 
     def read(value: Any) -> Facts:
@@ -85,7 +91,7 @@ def words(table: Mapping[str, Facts], *, otherwise: str = "is not planned") -> R
         if name not in lower:
             if value in OFF:
                 return {}
-            raise Unknown(otherwise)
+            raise Unknown(otherwise, **instead)
         return dict(lower[name])
 
     return read

@@ -114,6 +114,7 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
                 facts = reader(value)
             except Unknown as error:
                 reading.left_out.append(f"{shown} {one_line(str(value), 60)}: {error}")
+                reading.facts |= error.facts
                 continue
             except ValueError as error:
                 raise WrongValue(

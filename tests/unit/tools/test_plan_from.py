@@ -426,3 +426,20 @@ def test_a_file_that_is_named_by_its_place_elsewhere_is_found_beside(
     said = capsys.readouterr().out
     assert "zero_optimization.stage: 2" in said
     assert "not beside" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "note"),
+    [
+        ("stage: sft\nfinetuning_type: freeze\ntemplate: x\n", None, "is planned as full"),
+        ("adapter: llama-adapter\nmicro_batch_size: 1\n", 8, "is planned as LoRA"),
+    ],
+)
+def test_a_word_without_a_counterpart_is_planned_as_its_note_says(
+    tmp_path: Path, text: str, rank: int | None, note: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{text}model_name_or_path: gpt2\nbase_model: gpt2\nbf16: true\n")
+    reading, config = understood(path)
+    assert any(note in each for each in reading.left_out)
+    assert config.model.lora_rank == rank

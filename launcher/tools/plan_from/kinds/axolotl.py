@@ -61,7 +61,7 @@ AXOLOTL = Kind(
         "eager_attention": when(attention="eager"),
         "flex_attention": when(attention="flex"),
         "xformers_attention": when(attention="flash"),
-        "adapter": words(alike("lora qlora", lora=True), otherwise="is planned as LoRA"),
+        "adapter": words(alike("lora qlora", lora=True), otherwise="is planned as LoRA", lora=True),
         "lora_r": whole("lora_rank"),
         "lora_target_modules": adapter_targets,
         "lora_target_linear": when(lora_targets="all"),

@@ -34,6 +34,7 @@ LLAMA_FACTORY = Kind(
         "finetuning_type": words(
             {"full": {"lora": False}, "lora": {"lora": True}, "oft": {"lora": True}},
             otherwise="is planned as full: all weights are trained",
+            lora=False,
         ),
         "lora_target": adapter_targets,
         "lora_rank": whole("lora_rank"),

@@ -244,7 +244,7 @@ def adapter_targets(value: Any) -> Facts:
     known = [ADAPTER_TARGETS.get(str(name).rpartition(".")[2]) for name in names]
     found = [target for target in ("qkv", "proj", "mlp") if target in known]
     if not found:
-        raise Unknown("is planned as qkv,proj")
+        raise Unknown("is planned as qkv,proj", lora_targets="qkv,proj")
     return {"lora_targets": ",".join(found)}
 
 

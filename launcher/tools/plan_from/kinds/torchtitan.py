@@ -25,7 +25,7 @@ def _selective(value: Any) -> Facts:
         return {"selective": "op"}
     every = number_of(value)
     if every is None or every < 1:
-        raise Unknown("is planned as op")
+        raise Unknown("is planned as op", selective="op")
     return {"selective": f"every={int(every)}"}
 
 

@@ -67,7 +67,7 @@ def fsdp_words(value: Any) -> Facts:
         elif word == "offload":
             facts |= {"offload_optimizer": "cpu", "offload_param": "cpu"}
         elif word not in ("full_shard", "auto_wrap", "true", "1"):
-            raise Unknown("is planned as full shard")
+            raise Unknown("is planned as full shard", **facts)
     return facts
 
 
