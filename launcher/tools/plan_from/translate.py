@@ -125,7 +125,9 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
                     f"{source.path}: {key} {value} beside {reading.facts['mixed']} asks for two "
                     "precisions: keep one"
                 )
-            reading.facts |= facts
+            # a switch that is off undoes no other one: `fp16: true` above `bf16: false`
+            if facts != {"mixed": None} or not reading.facts.get("mixed"):
+                reading.facts |= facts
             if facts:
                 reading.words.append((shown, value, facts))
             else:

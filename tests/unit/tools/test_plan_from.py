@@ -443,3 +443,11 @@ def test_a_word_without_a_counterpart_is_planned_as_its_note_says(
     reading, config = understood(path)
     assert any(note in each for each in reading.left_out)
     assert config.model.lora_rank == rank
+
+
+def test_a_switch_that_is_off_undoes_no_other_precision(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: gpt2\ndataset_name: x\nmax_length: 512\nfp16: true\nbf16: false\n"
+    )
+    assert understood(path)[1].optim.precision == "fp16"
