@@ -6,7 +6,7 @@ from typing import Any, Final
 from launcher.config.arguments import parse_run_config
 from launcher.measure.hardware import GPUS_PER_NODE
 from launcher.tools.plan_from.keys import Facts
-from launcher.tools.plan_from.translate import Reading, model_of, precision, sharding
+from launcher.tools.plan_from.translate import Reading, model_of, sharding
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags, fields_of
 
@@ -69,7 +69,7 @@ def training_flags(
     if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
     fields |= _adapters(reading)
-    fields |= precision(reading, fields["strategy"], adapters="lora_rank" in fields)
+    fields |= _precision(reading, fields["strategy"], adapters="lora_rank" in fields)
     fields |= _loss(reading)
     layers = _layers([*as_flags(_model_fields(fields)).split(), *user])
     fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
@@ -154,6 +154,36 @@ def _adapters(reading: Reading) -> Facts:
         found["lora_dropout"] = dropout
     if "quantize_base" in facts:
         found["quantize_base"] = facts["quantize_base"]
+    return found
+
+
+def _precision(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
+    """Return the fields of precision: whether weights in fp32 are kept, and of what type gradients
+    are."""
+    facts, engine = reading.facts, reading.engine
+    mixed, weights = facts.get("mixed"), facts.get("weights")
+    if mixed is None and weights in (None, "fp32"):
+        return {"precision": "tf32" if facts.get("tf32") else "fp32"}
+    if mixed == "fp8":
+        return {"precision": "fp8"}
+    if "fp16" in (mixed, weights):
+        return {"precision": "fp16"}
+    kept_fp32 = weights != "bf16" or adapters
+    if strategy == "zero":
+        # DeepSpeed keeps fp32 master weights, of whatever type the model was loaded
+        kept_fp32 = kept_fp32 or mixed == "bf16"
+    elif strategy == "fsdp" and engine.upcasts:
+        kept_fp32 = kept_fp32 or mixed is not None
+    if not kept_fp32 and facts.get("optimizer", "adamw") not in ("adamw", "adamw8bit"):
+        reading.left_out.append(
+            f"weights in bf16 beside {facts['optimizer']}: planned with weights in fp32"
+        )
+        kept_fp32 = True
+    if not kept_fp32:
+        return {"precision": "bf16-pure", "compensation": False}
+    found: Facts = {"precision": "bf16"}
+    if strategy == "zero":
+        found["grad_accum_dtype"] = facts.get("grad_accum_dtype", engine.zero_gradients)
     return found
 
 

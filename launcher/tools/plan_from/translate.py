@@ -86,14 +86,10 @@ def read_files(sources: Sequence[Source]) -> Reading:
             continue
         # the file of the trainer goes first, whose engine and words count
         first, last = sorted((reading, one), key=lambda each: _SERVES.get(each.kind.engine, 0))
-        facts = first.kind.defaults | last.facts | first.facts
-        asked = [one.facts.get("activation_checkpointing") for one in (first, last)]
-        if "full" in asked:  # FSDP's or the trainer's own: either recomputes
-            facts["activation_checkpointing"] = "full"
         reading = Reading(
             kind=first.kind,
             source=first.source,
-            facts=facts,
+            facts=dict(first.kind.defaults) | _launched(first, last),
             words=[*first.words, *last.words],
             left_out=[*first.left_out, *last.left_out],
             no_effect=[*first.no_effect, *last.no_effect],
@@ -101,6 +97,15 @@ def read_files(sources: Sequence[Source]) -> Reading:
     assert reading is not None
     reading.facts = dict(reading.kind.defaults) | reading.facts
     return reading
+
+
+def _launched(trainer: Reading, launcher: Reading) -> Facts:
+    """Return the facts of a trainer's file beside one that launches it, over which it wins."""
+    facts = launcher.facts | trainer.facts
+    asked = [one.facts.get("activation_checkpointing") for one in (trainer, launcher)]
+    if "full" in asked and launcher.kind.engine in _SERVES:
+        facts["activation_checkpointing"] = "full"  # FSDP's or the trainer's own: either recomputes
+    return facts
 
 
 def _read(kind: Kind, source: Source, place: str = "") -> Reading:
@@ -199,11 +204,14 @@ def _read_companions(
             continue
         found = _read(kind, other, f"{path.name}: ")
         _read_companions(found, given, seen)
-        # the trainer's own batch counts: transformers rejects a DeepSpeed file with another
-        batch = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
-        facts = {name: value for name, value in found.facts.items() if name not in batch}
-        reading.facts = reading.facts | facts
-        reading.words += [word for word in found.words if word[2].items() & facts.items()]
+        if what == "deepspeed":
+            # the trainer's own batch counts: transformers rejects a file with another
+            batch = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
+            reading.facts |= {k: v for k, v in found.facts.items() if k not in batch}
+        else:
+            reading.facts = _launched(reading, found)
+        facts = reading.facts.items()
+        reading.words += [word for word in found.words if word[2].items() & facts]
         reading.left_out += found.left_out
         reading.no_effect += found.no_effect
 
@@ -267,34 +275,4 @@ def sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
         found.pop("reshard_after_forward", None)
         if found.get("zero") != 3:
             found.pop("offload_param", None)
-    return found
-
-
-def precision(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
-    """Return the fields of precision: whether weights in fp32 are kept, and of what type gradients
-    are."""
-    facts, engine = reading.facts, reading.engine
-    mixed, weights = facts.get("mixed"), facts.get("weights")
-    if mixed is None and weights in (None, "fp32"):
-        return {"precision": "tf32" if facts.get("tf32") else "fp32"}
-    if mixed == "fp8":
-        return {"precision": "fp8"}
-    if "fp16" in (mixed, weights):
-        return {"precision": "fp16"}
-    kept_fp32 = weights != "bf16" or adapters
-    if strategy == "zero":
-        # DeepSpeed keeps fp32 master weights, of whatever type the model was loaded
-        kept_fp32 = kept_fp32 or mixed == "bf16"
-    elif strategy == "fsdp" and engine.upcasts:
-        kept_fp32 = kept_fp32 or mixed is not None
-    if not kept_fp32 and facts.get("optimizer", "adamw") not in ("adamw", "adamw8bit"):
-        reading.left_out.append(
-            f"weights in bf16 beside {facts['optimizer']}: planned with weights in fp32"
-        )
-        kept_fp32 = True
-    if not kept_fp32:
-        return {"precision": "bf16-pure", "compensation": False}
-    found: Facts = {"precision": "bf16"}
-    if strategy == "zero":
-        found["grad_accum_dtype"] = facts.get("grad_accum_dtype", engine.zero_gradients)
     return found

@@ -451,3 +451,32 @@ def test_a_switch_that_is_off_undoes_no_other_precision(tmp_path: Path) -> None:
         "model_name_or_path: gpt2\ndataset_name: x\nmax_length: 512\nfp16: true\nbf16: false\n"
     )
     assert understood(path)[1].optim.precision == "fp16"
+
+
+def test_a_command_line_wins_over_the_files_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "zero3.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n"
+        "mixed_precision: bf16\nnum_processes: 8\n"
+    )
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "accelerate launch --config_file zero3.yaml --num_processes 4 train.py --output_dir x "
+        "--model_name_or_path gpt2 --per_device_train_batch_size 2 --learning_rate 1\n"
+    )
+    reading, config = understood(path)
+    assert config.sharding.zero == 3
+    assert config.data.global_batch == 8
+    assert "zero3.yaml: num_processes" not in [key for key, _, _ in reading.words]
+
+    (tmp_path / "llama.toml").write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
+        '[activation_checkpoint]\nmode = "full"\n'
+    )
+    path.write_text(
+        "torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file llama.toml "
+        "--training.seq_len 1024 --training.steps 9 --activation_checkpoint.mode none\n"
+    )
+    config = understood(path)[1]
+    assert config.data.seq_len == 1024
+    assert config.data.global_batch == 8
+    assert config.model.activation_checkpointing == "none"

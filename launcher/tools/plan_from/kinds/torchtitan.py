@@ -92,6 +92,7 @@ _KEYS: Final[Mapping[str, Reader]] = {
         }
     ),
     "job.config_file": text("companion config_file"),
+    **LAUNCHER_KEYS,
 }
 _PIPELINE: Final = "pipelines are not planned: every rank is planned with all blocks"
 _LEFT_OUT: Final[Mapping[str, str]] = {
@@ -158,7 +159,6 @@ TORCHTITAN_FLAGS = Kind(
     ),
     keys={
         **_KEYS,
-        **LAUNCHER_KEYS,
         "config": text("flavor"),
         "training.max_context_length": whole("seq_len"),
         "training.num_tokens_per_microbatch_per_dp_rank": whole("micro_batch_tokens"),
