@@ -19,9 +19,12 @@ SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
 MOST_KEYS: Final = 5000
 MOST_LEVELS: Final = 20
 _LAUNCHERS: Final = (
-    "accelerate torchrun deepspeed python python3 llamafactory-cli axolotl trl litgpt"
+    *("accelerate", "torchrun", "deepspeed", "python", "python3", "llamafactory-cli", "axolotl"),
+    *("trl", "litgpt"),
 )
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OPERATORS: Final = ("|", "||", "&", "&&", ";", "|&")
+_REDIRECTION: Final = re.compile(r"(?<!\S)(?:\d|&)?>>?(?:&\d|[ \t]*\S+)")
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
 
 
@@ -90,7 +93,7 @@ def _flatten(content: dict[Any, Any], path: Path, place: str = "") -> Iterator[t
 
 def _command_line(path: Path, text: str) -> dict[str, Any]:
     """Read the flags of the last command that starts a training."""
-    joined = re.sub(r"\\\r?\n", " ", text)
+    joined = _REDIRECTION.sub(" ", re.sub(r"\\\r?\n", " ", text))
     commands = []
     variables: dict[str, str] = {}
     for line in joined.splitlines():
@@ -101,9 +104,11 @@ def _command_line(path: Path, text: str) -> dict[str, Any]:
         assigned = [_ASSIGNMENT.fullmatch(token) for token in tokens if token != "export"]
         # only those in front of a command, where NAME=VALUE is no argument of it
         variables |= {found[1]: found[2] for found in itertools.takewhile(bool, assigned) if found}
-        starts = [n for n, token in enumerate(tokens) if Path(token).name in _LAUNCHERS.split()]
-        if starts and any(token.startswith("--") for token in tokens):
-            commands.append(tokens[starts[0] :])
+        for is_operator, group in itertools.groupby(tokens, _OPERATORS.__contains__):
+            command = [] if is_operator else list(group)
+            start = next((n for n, t in enumerate(command) if Path(t).name in _LAUNCHERS), None)
+            if start is not None and any(token.startswith("--") for token in command):
+                commands.append(command[start:])
     if not commands:
         raise UserError(f"{path}: has no line that starts a training with flags: give {WHAT}")
     # earlier ones prepare data or a model

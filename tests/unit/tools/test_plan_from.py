@@ -469,7 +469,8 @@ def test_a_command_line_wins_over_the_files_that_it_names(tmp_path: Path) -> Non
     assert "zero3.yaml: num_processes" not in [key for key, _, _ in reading.words]
 
     (tmp_path / "llama.toml").write_text(
-        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n'
+        "local_batch_size = 1\n"
         '[activation_checkpoint]\nmode = "full"\n'
     )
     path.write_text(
@@ -480,3 +481,27 @@ def test_a_command_line_wins_over_the_files_that_it_names(tmp_path: Path) -> Non
     assert config.data.seq_len == 1024
     assert config.data.global_batch == 8
     assert config.model.activation_checkpointing == "none"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "end", "ranks"),
+    [
+        ("torchrun --nproc_per_node 2", "2>&1 | tee log.txt", 2),
+        ("python prepare.py --rows 3 && torchrun --nproc_per_node 2", "> log.txt &", 2),
+        ("torchrun --nproc_per_node gpu", "", 1),
+        ("torchrun --nnodes=1:4 --nproc_per_node=8", "", 32),
+        ("deepspeed --num_nodes 2 --num_gpus 8", "", 16),
+    ],
+)
+def test_a_line_of_a_shell_is_one_command(
+    tmp_path: Path, launcher: str, end: str, ranks: int
+) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"{launcher} train.py --output_dir x --eos_token '<|im_end|>' --learning_rate 1 "
+        f"--model_name_or_path gpt2 --per_device_train_batch_size 3 {end}\n"
+    )
+    reading, config = understood(path)
+    assert config.data.micro_batch == 3
+    assert config.data.global_batch == 3 * ranks
+    assert [text.split(":")[0] for text in reading.left_out if "gpu" not in text] == ["eos_token"]

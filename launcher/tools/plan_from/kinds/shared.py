@@ -188,13 +188,26 @@ def names_under(place: str, names: str) -> str:
     return " ".join(f"{place}.{name}" for name in names.split())
 
 
+def _torchrun(fact: str) -> Reader:
+    """Read a number of torchrun's: also `gpu`, which only the machine knows, or `MIN:MAX` nodes."""
+
+    def read(value: Any) -> Facts:
+        most = str(value).rpartition(":")[2]
+        if most in ("auto", "cpu", "gpu"):
+            raise Unknown("is known only to the machine: give --gpus N")
+        return whole(fact)(most)
+
+    return read
+
+
 LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
-    "nproc_per_node": whole("per_machine"),
-    "nproc": whole("per_machine"),
-    "nnodes": whole("machines"),
+    "nproc_per_node": _torchrun("per_machine"),
+    "nproc": _torchrun("per_machine"),
+    "nnodes": _torchrun("machines"),
     "num_processes": whole("gpus"),
     "num_machines": whole("machines"),
-    "num_gpus": whole("gpus"),
+    "num_gpus": whole("per_machine"),  # of each node: deepspeed/launcher/runner.py
+    "num_nodes": whole("machines"),
     "mixed_precision": words(
         {"bf16": {"mixed": "bf16"}, "fp16": {"mixed": "fp16"}, "fp8": {"mixed": "fp8"}, "no": {}}
     ),
