@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,8 +38,12 @@ def said(key: str, value: Any, suffix: str) -> str:
     if suffix == ".toml":
         return f"{key} = {_literal(value, suffix)}"
     if suffix in (".sh", ".bash", ".txt"):
-        return f"--{key} {value}"
+        return _option(key, value)
     return f"{key}: {_literal(value, suffix)}"
+
+
+def _option(key: str, value: Any) -> str:
+    return f"--{key} {shlex.quote(str(value))}"
 
 
 def _literal(value: Any, suffix: str) -> str:
@@ -142,7 +147,7 @@ def _in_command(text: str, key: str, value: Any, source: Source) -> str:
     found = list(re.finditer(rf"(?<!\S){spelled}(=|[ \t]+)([^\s\\-]\S*)", text))
     if found:
         last = found[-1]
-        return f"{text[: last.start(2)]}{value}{text[last.end(2) :]}"
+        return f"{text[: last.start(2)]}{shlex.quote(str(value))}{text[last.end(2) :]}"
     if re.search(rf"(?<!\S){spelled}(?!\S)", text):
         raise CannotEdit(key)
     flags = [re.escape(name).replace("_", "[-_]") for name in source.flat]
@@ -153,4 +158,4 @@ def _in_command(text: str, key: str, value: Any, source: Source) -> str:
         raise CannotEdit(key)
     # in front of the last flag: behind it may stand values, a comment or a continued line
     at = max(place.start() for place in places)
-    return f"{text[:at]}--{key} {value} {text[at:]}"
+    return f"{text[:at]}{_option(key, value)} {text[at:]}"

@@ -327,6 +327,7 @@ def read_args(folder: Path) -> dict[str, object]:
         ("titan_8b.toml", {"compile.enable": True}, "enable = true"),
         ("run_clm.sh", {"gradient_checkpointing": True}, None),
         ("finetune.sh", {"per_device_train_batch_size": 1}, None),
+        ("run_clm.sh", {"fsdp": "full_shard auto_wrap"}, None),
     ],
 )
 def test_an_edit_changes_its_keys_only(
