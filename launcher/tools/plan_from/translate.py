@@ -21,6 +21,8 @@ FEWEST_MARKS: Final = 2
 _COMPANIONS: Final = 4
 # files that launch or configure another trainer's run: behind its own file
 _SERVES: Final = {"deepspeed": 1, "accelerate": 2}
+_RECOMPUTES: Final = "activation_checkpointing"
+_MODES: Final = ("none", "selective", "full", "offload")
 _MARK_ALONE: Final = {
     "per_device_train_batch_size": TRAINING_ARGUMENTS,
     "zero_optimization.stage": DEEPSPEED,
@@ -43,6 +45,15 @@ class Reading:
     left_out: list[str] = field(default_factory=list)
     no_effect: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def take(self, facts: Facts) -> None:
+        """Add the facts of a key; one that is off does not undo another."""
+        if facts.get("mixed", "") is None and self.facts.get("mixed"):
+            return  # `bf16: false` below `fp16: true`
+        asked = [one[_RECOMPUTES] for one in (self.facts, facts) if _RECOMPUTES in one]
+        self.facts |= facts
+        if asked:
+            self.facts[_RECOMPUTES] = max(asked, key=_MODES.index)
 
     @property
     def engine(self) -> Engine:
@@ -102,9 +113,9 @@ def read_files(sources: Sequence[Source]) -> Reading:
 def _launched(trainer: Reading, launcher: Reading) -> Facts:
     """Return the facts of a trainer's file beside one that launches it, over which it wins."""
     facts = launcher.facts | trainer.facts
-    asked = [one.facts.get("activation_checkpointing") for one in (trainer, launcher)]
+    asked = [one.facts.get(_RECOMPUTES) for one in (trainer, launcher)]
     if "full" in asked and launcher.kind.engine in _SERVES:
-        facts["activation_checkpointing"] = "full"  # FSDP's or the trainer's own: either recomputes
+        facts[_RECOMPUTES] = "full"  # FSDP's or the trainer's own: either recomputes
     return facts
 
 
@@ -130,9 +141,7 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
                     f"{source.path}: {key} {value} beside {reading.facts['mixed']} asks for two "
                     "precisions: keep one"
                 )
-            # a switch that is off undoes no other one: `fp16: true` above `bf16: false`
-            if facts != {"mixed": None} or not reading.facts.get("mixed"):
-                reading.facts |= facts
+            reading.take(facts)
             if facts:
                 reading.words.append((shown, value, facts))
             else:

@@ -506,3 +506,27 @@ def test_a_line_of_a_shell_is_one_command(
     assert config.data.micro_batch == 3
     assert config.data.global_batch == 3 * ranks
     assert [text.split(":")[0] for text in reading.left_out if "gpu" not in text] == ["eos_token"]
+
+
+@pytest.mark.parametrize(
+    ("text", "precision", "recomputes"),
+    [
+        ("", "bf16-pure", "none"),  # bf16: auto is Axolotl's default
+        ("bf16: false\n", "fp32", "none"),
+        ("fp16: true\nbf16: false\n", "fp16", "none"),
+        ("activation_offloading: true\ngradient_checkpointing: true\n", "bf16-pure", "offload"),
+        (
+            "fsdp_config:\n  activation_checkpointing: true\ngradient_checkpointing: false\n",
+            "bf16-pure",
+            "full",
+        ),
+    ],
+)
+def test_the_order_of_keys_and_axolotls_default_precision(
+    tmp_path: Path, text: str, precision: str, recomputes: str
+) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text(f"{text}base_model: gpt2\nmicro_batch_size: 1\nsequence_len: 512\n")
+    config = understood(path)[1]
+    assert config.optim.precision == precision
+    assert config.model.activation_checkpointing == recomputes

@@ -1,6 +1,6 @@
 """Axolotl's YAML recipes."""
 
-from typing import Any
+from typing import Any, Final
 
 from launcher.tools.plan_from.keys import Facts, Kind, alike, is_on, text, when, whole, words
 from launcher.tools.plan_from.kinds.shared import (
@@ -13,9 +13,12 @@ from launcher.tools.plan_from.kinds.shared import (
 )
 from launcher.tools.plan_from.kinds.transformers import OPTIM, deepspeed_file, fsdp_words
 
+_BF16: Final[Facts] = {"mixed": "bf16", "weights": "bf16"}
+
 
 def _bf16(value: Any) -> Facts:
-    return {"mixed": "bf16", "weights": "bf16"} if value == "auto" or is_on(value) else {}
+    on = value == "auto" or is_on(value)
+    return dict(_BF16) if on else {"mixed": None, "weights": None}
 
 
 def _fp16(value: Any) -> Facts:
@@ -47,7 +50,7 @@ AXOLOTL = Kind(
         "micro_batch_size": whole("micro_batch"),
         "gradient_accumulation_steps": whole("accumulation"),
         "bf16": _bf16,
-        "bfloat16": _bf16,
+        "bfloat16": when(**_BF16),
         "fp16": _fp16,
         "float16": _fp16,
         "fp8": when(mixed="fp8"),
@@ -138,7 +141,7 @@ AXOLOTL = Kind(
         "jagged_* lisa_* fp8_* secrets overrides_of_model_config* model_config.* float32 "
         f"batch_size full_finetune {fsdp_no_effect()}"
     ),
-    defaults={"micro_batch": 1, "accumulation": 1, "seq_len": 512, "lora_rank if lora": 8},
+    defaults={"micro_batch": 1, "accumulation": 1, "seq_len": 512, "lora_rank if lora": 8, **_BF16},
     micro_batch="micro_batch_size",
     accumulation="gradient_accumulation_steps",
     changes=(
