@@ -28,7 +28,7 @@ from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.reading import Source
 from launcher.tools.plan_from.translate import Reading, read_files
 from launcher.util.errors import UserError
-from launcher.util.flags import flag
+from launcher.util.flags import fields_of, flag
 
 _DEFAULT_BUCKETS: Final = {
     "reduce_bucket_size": 500_000_000,
@@ -124,6 +124,10 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
         text = str(error)
         name = str(reading.source.path)
         raise UserError(text if text.startswith(name) else f"{name}: {text}") from None
+    notes = [*reading.notes, *notes]
+    if "seq_len" not in fields and "seq_len" not in fields_of(user):
+        length = assessment.run.seq_len
+        notes.append(f"sequences of {length} tokens are assumed: --seq-len N for others")
     corrections = corrections_of(reading, assessment, cluster.world_size)
     return Planned(
         reading=reading,
@@ -133,7 +137,7 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
         others=[source for source in sources if source is not reading.source],
         corrections=corrections,
         allocated_bytes=blocks_bytes + sum(corrections.values()),
-        notes=[*reading.notes, *notes],
+        notes=notes,
     )
 
 

@@ -52,7 +52,7 @@ def training_flags(
     facts, given = reading.facts, fields_of(user)
     if "absent" in facts:
         _without_companion(reading, given)
-    own = parse_run_config(user).flat() if user else {}
+    own = parse_run_config(user)
     fields: Facts = {name: facts[name] for name in _AS_THEY_ARE if name in facts}
     model = model_of(facts)
     if not given & {"model", "init_from"}:
@@ -60,9 +60,9 @@ def training_flags(
     if not reading.engine.ties_head and "tied" not in given:
         fields["tied"] = False
     if reading.kind.name.startswith(("accelerate", "DeepSpeed")):
-        _ask(reading, given, own)
+        _ask(reading, given)
     if given & {"strategy", "zero", "deepspeed"}:
-        facts["strategy"] = own["strategy"] if "strategy" in given else "zero"
+        facts["strategy"] = own.sharding.strategy if "strategy" in given else "zero"
         for name in ("shard", "sharding of several"):
             facts.pop(name, None)
     fields |= sharding(facts, gpus, machines)
@@ -73,7 +73,7 @@ def training_flags(
     fields |= _loss(reading)
     layers = _layers([*as_flags(_model_fields(fields)).split(), *user])
     fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
-    micro = own["micro_batch"] if "micro_batch" in given else _micro_batch(facts, fields)
+    micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, fields)
     ranks = max(1, gpus // (fields["tensor_parallel"] * fields["context_parallel"]))
     whole = facts.get("global_batch") or micro * ranks * facts.get("accumulation", 1)
     if "global_batch_tokens" in facts:
@@ -101,7 +101,7 @@ def _without_companion(reading: Reading, given: set[str]) -> None:
     reading.left_out.append(absent)
 
 
-def _ask(reading: Reading, given: set[str], own: Mapping[str, Any]) -> None:
+def _ask(reading: Reading, given: set[str]) -> None:
     """Refuse configs that hold no batch and no flag does."""
     facts = reading.facts
     missing = []
@@ -111,7 +111,6 @@ def _ask(reading: Reading, given: set[str], own: Mapping[str, Any]) -> None:
         missing.append("the length of sequences: give --seq-len N")
     if missing:
         raise UserError(f"{reading.source.path}: does not say {' and '.join(missing)}")
-    assert own
 
 
 def _model(reading: Reading, model: str | None) -> str:

@@ -530,3 +530,28 @@ def test_the_order_of_keys_and_axolotls_default_precision(
     config = understood(path)[1]
     assert config.optim.precision == precision
     assert config.model.activation_checkpointing == recomputes
+
+
+def test_auto_is_refused_and_an_assumed_length_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "short.yaml"
+    path.write_text("per_device_train_batch_size: 1\nmodel_name_or_path: gpt2\n")
+    assert main(["--from", str(path), "--gpu", "H100", "--micro-batch", "auto"]) == 2
+    assert "--micro-batch auto: give a number" in capsys.readouterr().err
+    assert main(["--from", str(path), "--gpu", "H100"]) == 0
+    assert "sequences of 1024 tokens are assumed: --seq-len N" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lit.yaml", "out_dir: x\ndevices: -1\nmodel_name: gpt2\ntrain:\n  max_seq_length: 8\n"),
+        ("zero.json", '{"zero_optimization": {"stage": 0}, "tensor_parallel": {"autotp_size": 0}}'),
+    ],
+)
+def test_numbers_that_stand_for_all_or_none_are_read(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    given = ("--model", "gpt2", "--micro-batch", "1", "--seq-len", "8")
+    assert understood(path, *given)[1].data.global_batch == 1

@@ -11,7 +11,8 @@ def _model(value: Any) -> Facts:
 
 
 def _devices(value: Any) -> Facts:
-    return {"per_machine": int(number_of(value) or 1)} if number_of(value) else {}
+    number = number_of(value) or 0  # -1: all that are there
+    return {"per_machine": int(number)} if number > 0 else {}
 
 
 def _target(name: str) -> Any:

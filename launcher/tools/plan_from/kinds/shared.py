@@ -138,7 +138,9 @@ DEEPSPEED_KEYS: Final[Mapping[str, Reader]] = {
         },
         otherwise="is planned as AdamW",
     ),
-    "tensor_parallel.autotp_size": whole("tensor_parallel"),
+    "tensor_parallel.autotp_size": lambda v: (
+        {} if number_of(v) == 0 else whole("tensor_parallel")(v)
+    ),
     "sequence_parallel_size": whole("context_parallel"),
 }
 _NOT_IN_ZERO: Final = "is no part of the planned ZeRO"
