@@ -543,15 +543,8 @@ def test_auto_is_refused_and_an_assumed_length_is_said(
     assert "sequences of 1024 tokens are assumed: --seq-len N" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("lit.yaml", "out_dir: x\ndevices: -1\nmodel_name: gpt2\ntrain:\n  max_seq_length: 8\n"),
-        ("zero.json", '{"zero_optimization": {"stage": 0}, "tensor_parallel": {"autotp_size": 0}}'),
-    ],
-)
-def test_numbers_that_stand_for_all_or_none_are_read(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    given = ("--model", "gpt2", "--micro-batch", "1", "--seq-len", "8")
+def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "zero.json"
+    path.write_text('{"zero_optimization": {"stage": 0}, "tensor_parallel": {"autotp_size": 0}}')
+    given = ("--model", "gpt2", "--micro-batch", "1", "--seq-len", "8", "--gpus", "1")
     assert understood(path, *given)[1].data.global_batch == 1
