@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import math
+import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor
@@ -25,8 +26,11 @@ from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import PROJECTIONS, Lora
 from launcher.strategies.flat_shards import Shard
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, naming
+from launcher.util.hub_cache import cached_folder, fetch_weights
 from launcher.util.json_file import read_json
+
+_HUB_NAME: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 class PeftFolder:
@@ -44,6 +48,7 @@ class PeftFolder:
     def __init__(self, folder: Path, base: ModelConfig) -> None:
         self._path, self._settings = folder / WEIGHTS_FILE, Settings.read(folder)
         self._projections = projections(base)
+        fetch_weights(folder, [WEIGHTS_FILE])
         with contextlib.ExitStack() as opening:
             self._file: Any = opening.enter_context(opened_safetensors(self._path))
             self._names = set(self._file.keys())
@@ -214,18 +219,22 @@ class PeftFolder:
 
 
 def folder_beside(folder: Path) -> Path:
-    """Return the folder of the model beside which a PEFT folder's adapters were trained.
+    """Return the folder of the model beside which a PEFT folder's adapters were trained: one of
+    this machine, or a model of the Hub in its cache.
 
     Raises:
-        UserError: it is not on this machine.
+        UserError: it is not on this machine, and no model of the Hub.
     """
     named = read_json(folder / ADAPTER_CONFIG).get(BASE_FIELD)
-    if not isinstance(named, str) or not Path(named).is_dir():
+    if isinstance(named, str) and Path(named).is_dir():
+        return Path(named)
+    where = f"{folder / ADAPTER_CONFIG}: {BASE_FIELD} is {named!r}, which is no folder here"
+    if not isinstance(named, str) or not _HUB_NAME.fullmatch(named):
         raise UserError(
-            f"{folder / ADAPTER_CONFIG}: {BASE_FIELD} is {named!r}, which is no folder here: write "
-            "there where the model is that the adapter was trained beside"
+            f"{where}: write there where the model is that the adapter was trained beside"
         )
-    return Path(named)
+    with naming(f"{where}, and"):
+        return cached_folder(named)
 
 
 def companions_beside(folder: Path) -> Path:

@@ -15,6 +15,7 @@ from launcher.checkpoint.pretrained.weight_files import _weight_files
 from launcher.config.arguments import parse_run_config
 from launcher.util import hub_cache
 from launcher.util.errors import UserError
+from launcher.util.json_file import read_json
 
 SHAPE = {"n_layer": 1, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 512}
 
@@ -216,3 +217,32 @@ def test_weights_are_downloaded_once_all_else_is_checked(
     missing = train(f"--init-from hf:org/other {begun}")
     assert missing.returncode == 2
     assert "there is no such model on the Hugging Face Hub" in missing.stderr
+
+
+def test_an_adapter_of_the_hub_is_imported_with_its_base(
+    tmp_path: Path, served: dict[str, str]
+) -> None:
+    import peft
+    import transformers
+
+    base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
+    lora = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    peft.get_peft_model(base, lora).save_pretrained(tmp_path / "adapter")
+
+    def imported(adapter: Path, base: str, folder: str) -> None:
+        path = adapter / "adapter_config.json"
+        path.write_text(json.dumps({**read_json(path), "base_model_name_or_path": base}))
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", "import", folder, "--out", f"run-{adapter.name}"],
+            env=served,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+
+    imported(tmp_path / "adapter", "org/tiny", "adapter")
+    served["HF_HOME"] = str(tmp_path / "other")
+    (tmp_path / "model").rename(tmp_path / "base")
+    (tmp_path / "adapter").rename(tmp_path / "model")  # what the Hub has, from now on
+    imported(tmp_path / "model", str(tmp_path / "base"), "hf:org/tiny")
