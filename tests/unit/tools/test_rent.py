@@ -72,6 +72,19 @@ def test_what_is_late_or_does_not_fit_is_named(
     assert "does not fit with room: 2 x L4" in capsys.readouterr().out
 
 
+def test_a_number_of_gpus_that_the_flags_reject_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = prices(tmp_path, ("H100", "a", 3.0, "[1, 2]"))
+    asked = ["--rent", "--tokens", "1e9", "--prices", str(path), *MODEL]
+    assert main([*asked, "--tensor-parallel", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "2 x H100" in said
+    assert "left out, since --tensor-parallel 2 needs 2 ranks" in " ".join(said.split())
+    assert main([*asked, "--tensor-parallel", "4"]) == 2
+    assert "--tensor-parallel 4 needs 4 ranks" in capsys.readouterr().err
+
+
 def test_the_prices_of_this_version_have_sources_and_dates() -> None:
     own = read_prices(OWN)
     assert len(own.offers) >= 15
