@@ -63,11 +63,12 @@ class Chat:
         Raises:
             UserError: the turn alone is longer than the context, or the template rejects it.
         """
+        before = list(self.history)
         self.history.append({"role": "user", "content": text})
         try:
             tokens = self._tokens()
         except UserError:
-            self.history.pop()
+            self.history = before
             raise
         room = self.context - len(tokens)
         done = complete(

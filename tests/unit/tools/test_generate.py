@@ -317,6 +317,7 @@ def test_a_chat_drops_its_first_turns_and_keeps_the_system_message(chat_run: Pat
     assert "question 3?" in text
     with pytest.raises(UserError, match=r"this turn has .* tokens, and the model's context is 96"):
         chat.answer("question " * 100, lambda _: None)
+    assert chat.history[-2]["content"] == "question 3?"  # what was said before stays known
     assert chat.answer("a?", lambda _: None).tokens <= 4  # goes on afterwards
 
 
