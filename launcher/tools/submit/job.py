@@ -60,6 +60,8 @@ class Job:
         Slurm creates no folders: the job would fail at once, without a log.
         """
         folder = Path(self.output or "").parent
+        if "%" in str(folder):  # %u, for example, which only Slurm expands
+            return
         try:
             with tempfile.TemporaryFile(dir=folder):
                 pass

@@ -39,6 +39,11 @@ def test_the_script_gets_the_options_and_an_interpreter(
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+def test_a_log_folder_that_slurm_names_is_left_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    logs = "--output=/scratch/%u/slurm-%j.out"
+    assert f"#SBATCH {logs} " in printed_script(capsys, logs, *CPU, *SMALL, "--device", "cpu")
+
+
 def test_one_gpu_has_a_script_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     script = printed_script(capsys, "--dry-run", "--", *SMALL)
     template = (SCRIPTS / "single_gpu.sbatch").read_text(encoding="utf-8")
