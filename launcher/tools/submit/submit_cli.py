@@ -137,7 +137,8 @@ def submit_training(job: Job, *, dry_run: bool) -> None:
     script = fill(
         "single_gpu.sbatch" if job.world_size == 1 else "train.sbatch",
         [f"--output={output}", *job.options()],
-        job.arguments,
+        # that of a --config gives way to the script's default unless it is typed, too
+        [*job.arguments, *([] if run_folder is None else ["--out", str(run_folder)])],
     )
     if dry_run:
         print(script, end="")
@@ -162,9 +163,9 @@ def _check_training(job: Job) -> Path | None:
         from launcher.run.resume import find_resume
         from launcher.run.weights_source import check_weights_source
 
-    # The batch scripts' default; a typed --out comes later and wins.
-    unnamed = Path("runs/slurm-JOB")
-    config = parse_run_config(["--out", str(unnamed), *job.arguments], world_size=job.world_size)
+    config = parse_run_config(job.arguments, world_size=job.world_size)
+    named = config.loop.out
+    config = config.replace(out=named or Path("runs/slurm-JOB"))  # the batch scripts' default
     job.check_device(config.loop.device)
     device_type = "cuda" if job.gpus_per_node else "cpu"
     resume = find_resume(config.loop, {})
@@ -183,4 +184,4 @@ def _check_training(job: Job) -> Path | None:
     if not resume.reopens:
         check_run_folder(config.loop.out)
     job.check_output()
-    return None if config.loop.out == unnamed else config.loop.out
+    return named

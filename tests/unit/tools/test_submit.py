@@ -44,6 +44,15 @@ def test_a_log_folder_that_slurm_names_is_left_to_it(capsys: pytest.CaptureFixtu
     assert f"#SBATCH {logs} " in printed_script(capsys, logs, *CPU, *SMALL, "--device", "cpu")
 
 
+def test_the_run_folder_of_a_config_is_that_of_the_job(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("model: nano\nmicro_batch: 2\nout: runs/mine\n")
+    script = printed_script(capsys, *CPU, "--device", "cpu", "--config", str(config))
+    assert f"set -- --device cpu --config {config} --out runs/mine\n" in script
+
+
 def test_one_gpu_has_a_script_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     script = printed_script(capsys, "--dry-run", "--", *SMALL)
     template = (SCRIPTS / "single_gpu.sbatch").read_text(encoding="utf-8")
