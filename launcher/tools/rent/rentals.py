@@ -216,8 +216,8 @@ def _print_rest(late: Sequence[Rental], left_out: Mapping[str, Sequence[str]]) -
     if late:
         names = ", ".join(f"{each.gpus} x {each.gpu} ({_range(each.hours)} h)" for each in late)
         say(f"later than the deadline: {names}")
-    for why, names in left_out.items():
-        say(f"{why}: {', '.join(names)}")
+    for why, offers in left_out.items():
+        say(f"{why}: {', '.join(offers)}")
 
 
 def _range(values: tuple[float, float]) -> str:

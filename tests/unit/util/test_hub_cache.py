@@ -227,7 +227,7 @@ def test_an_adapter_of_the_hub_is_imported_with_its_base(
 
     base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
     lora = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
-    peft.get_peft_model(base, lora).save_pretrained(tmp_path / "adapter")
+    peft.get_peft_model(base, lora).save_pretrained(str(tmp_path / "adapter"))
 
     def imported(adapter: Path, base: str, folder: str) -> None:
         path = adapter / "adapter_config.json"
