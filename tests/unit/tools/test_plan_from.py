@@ -548,3 +548,17 @@ def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
     path.write_text('{"zero_optimization": {"stage": 0}, "tensor_parallel": {"autotp_size": 0}}')
     given = ("--model", "gpt2", "--micro-batch", "1", "--seq-len", "8", "--gpus", "1")
     assert understood(path, *given)[1].data.global_batch == 1
+
+
+def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "accelerate launch --num_processes 4 --use_fsdp --fsdp_reshard_after_forward false "
+        "--fsdp_offload_params true --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py "
+        "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"
+    )
+    reading, config = understood(path)
+    assert reading.left_out == []
+    sharding = config.sharding
+    assert (sharding.strategy, sharding.reshard_after_forward) == ("fsdp", False)
+    assert sharding.offload_param == "cpu"
