@@ -112,8 +112,11 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
     if reading.facts.get("cpu"):
         raise UserError(f"{reading.source.path}: trains on a CPU: a plan needs a GPU")
     gpus, machines = gpus_of(reading, asked, options.gpus_per_node)
-    # again, as if the GPUs of the file had been given
-    options, user = parse_options([*_without_gpus(argv), "--gpus", str(gpus)])
+    # again, as if the GPUs of the file had been given, on as many machines
+    given = [*_without_gpus(argv), "--gpus", str(gpus)]
+    if options.gpus_per_node is None and machines > 1 and gpus % machines == 0:
+        given += ["--gpus-per-node", str(gpus // machines)]
+    options, user = parse_options(given)
     try:
         flags, fields = training_flags(reading, user, gpus, machines)
         cluster, notes = find_cluster(options)

@@ -184,3 +184,12 @@ def test_smaller_micro_batches_are_tried_in_turn(tmp_path: Path) -> None:
             if "per_device_train_batch_size" in edit
         ]
         assert sizes == [micro // 2, 1]
+
+
+def test_nodes_have_as_many_gpus_as_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "launch.yaml"
+    path.write_text(SHARDED.replace("processes: 2", "processes: 12") + "num_machines: 2\n")
+    (tmp_path / "args.json").write_text(json.dumps(ARGUMENTS))
+    sources = [read_source(tmp_path / name) for name in ("launch.yaml", "args.json")]
+    planned = plan_of(sources, ["--gpu", "H100", "--no-calibration"])
+    assert (planned.cluster.world_size, planned.cluster.ranks_per_node) == (12, 6)
