@@ -562,3 +562,12 @@ def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     sharding = config.sharding
     assert (sharding.strategy, sharding.reshard_after_forward) == ("fsdp", False)
     assert sharding.offload_param == "cpu"
+
+
+def test_dropout_of_axolotls_adapters_is_planned(tmp_path: Path) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text(
+        "base_model: gpt2\nmicro_batch_size: 1\nsequence_len: 512\nadapter: lora\nlora_r: 8\n"
+        "lora_dropout: 0.05\n"
+    )
+    assert understood(path)[1].model.lora_dropout == 0.05

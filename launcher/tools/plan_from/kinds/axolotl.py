@@ -11,7 +11,12 @@ from launcher.tools.plan_from.kinds.shared import (
     fsdp_no_effect,
     fsdp_section,
 )
-from launcher.tools.plan_from.kinds.transformers import OPTIM, deepspeed_file, fsdp_words
+from launcher.tools.plan_from.kinds.transformers import (
+    OPTIM,
+    deepspeed_file,
+    fsdp_words,
+    lora_dropout,
+)
 
 _BF16: Final[Facts] = {"mixed": "bf16", "weights": "bf16"}
 
@@ -66,6 +71,7 @@ AXOLOTL = Kind(
         "xformers_attention": when(attention="flash"),
         "adapter": words(alike("lora qlora", lora=True), otherwise="is planned as LoRA", lora=True),
         "lora_r": whole("lora_rank"),
+        "lora_dropout": lora_dropout,
         "lora_target_modules": adapter_targets,
         "lora_target_linear": when(lora_targets="all"),
         "load_in_4bit": when(quantize_base="nf4"),
@@ -117,7 +123,7 @@ AXOLOTL = Kind(
     no_effect=(
         "output_dir learning_rate lr_* datasets test_datasets dataset_* logging_steps num_epochs "
         "max_steps sample_packing* multipack_* warmup_* saves_per_epoch val_set_size weight_decay "
-        "wandb_* evals_per_epoch lora_alpha lora_dropout special_tokens* resume_from_checkpoint "
+        "wandb_* evals_per_epoch lora_alpha special_tokens* resume_from_checkpoint "
         "lora_model_dir chat_template* model_type tokenizer_* gradient_checkpointing_kwargs* "
         "eval_* strict pad_to_sequence_len pad_to_multiple_of trust_remote_code liger_* "
         "remove_unused_columns eot_tokens skip_prepare_dataset processor_* lora_mlp_kernel "

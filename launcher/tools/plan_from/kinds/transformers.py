@@ -76,6 +76,11 @@ def deepspeed_file(value: Any) -> Facts:
     return {"companion deepspeed": value} if isinstance(value, str) and is_on(value) else {}
 
 
+def lora_dropout(value: Any) -> Facts:
+    """Read the dropout in front of adapters, which keeps its output and its mask."""
+    return {"lora_dropout": min(max(number_of(value) or 0.0, 0.0), 0.99)}
+
+
 TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "model_name_or_path": text("model"),
     "per_device_train_batch_size": whole("micro_batch"),
@@ -110,7 +115,7 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "use_lora": when(lora=True),
     "lora_r": whole("lora_rank"),
     "lora_rank": whole("lora_rank"),
-    "lora_dropout": lambda value: {"lora_dropout": min(max(number_of(value) or 0.0, 0.0), 0.99)},
+    "lora_dropout": lora_dropout,
     "lora_target_modules": adapter_targets,
     **LAUNCHER_KEYS,
 }
