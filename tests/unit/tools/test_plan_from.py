@@ -564,10 +564,15 @@ def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     assert sharding.offload_param == "cpu"
 
 
-def test_dropout_of_axolotls_adapters_is_planned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "dropout"),
+    [
+        ("base_model: gpt2\nmicro_batch_size: 1\nadapter: lora\nlora_dropout: 0.1\n", 0.1),
+        ("base_model: gpt2\nmicro_batch_size: 1\nadapter: lora\n", 0.0),
+        ("model_name: gpt2\nout_dir: x\nlora_query: true\n", 0.05),  # LitGPT's default
+    ],
+)
+def test_dropout_in_front_of_adapters_is_planned(tmp_path: Path, text: str, dropout: float) -> None:
     path = tmp_path / "lora.yml"
-    path.write_text(
-        "base_model: gpt2\nmicro_batch_size: 1\nsequence_len: 512\nadapter: lora\nlora_r: 8\n"
-        "lora_dropout: 0.05\n"
-    )
-    assert understood(path)[1].model.lora_dropout == 0.05
+    path.write_text(text)
+    assert understood(path)[1].model.lora_dropout == dropout

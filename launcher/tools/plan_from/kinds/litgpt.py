@@ -3,6 +3,7 @@
 from typing import Any
 
 from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, number_of, text, whole, words
+from launcher.tools.plan_from.kinds.transformers import lora_dropout
 
 
 def _model(value: Any) -> Facts:
@@ -60,6 +61,7 @@ LITGPT = Kind(
         "train.max_seq_length": whole("seq_len"),
         "model.block_size": whole("block_size"),
         "lora_r": whole("lora_rank"),
+        "lora_dropout": lora_dropout,
         "lora_query": _target("qkv"),
         "lora_key": _target("k"),
         "lora_value": _target("v"),
@@ -81,9 +83,14 @@ LITGPT = Kind(
     },
     no_effect=(
         "out_dir seed data data.* train.* eval.* logger_name resume tokenizer_dir access_token "
-        "optimizer.init_args.* lora_alpha lora_dropout generate_* log.* model.* wandb_*"
+        "optimizer.init_args.* lora_alpha generate_* log.* model.* wandb_*"
     ),
-    defaults={"micro_batch": 1, "mixed": "bf16", "sharding of several": "fsdp"},
+    defaults={
+        "micro_batch": 1,
+        "mixed": "bf16",
+        "sharding of several": "fsdp",
+        "lora_dropout if lora": 0.05,
+    },
     micro_batch="train.micro_batch_size",
     changes=(
         ("keeps weights and moments in bf16", {"precision": "bf16-true"}),
