@@ -75,7 +75,7 @@ def kind_of(source: Source) -> Kind | None:
 
 
 def read_files(sources: Sequence[Source]) -> Reading:
-    """Read a run from its files; what a later one says replaces the earlier's.
+    """Read a run from its files: a trainer's own wins over one that launches it, else the first.
 
     Raises:
         UserError: a file is of no known trainer, or one that it names cannot be read.
