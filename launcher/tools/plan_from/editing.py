@@ -148,7 +148,7 @@ def _in_command(text: str, key: str, value: Any, source: Source) -> str:
     if found:
         last = found[-1]
         return f"{text[: last.start(2)]}{shlex.quote(str(value))}{text[last.end(2) :]}"
-    if re.search(rf"(?<!\S){spelled}(?!\S)", text):
+    if re.search(rf"(?<!\S)(?:{spelled}|--no[-_]{spelled[2:]})(?!\S)", text):
         raise CannotEdit(key)
     flags = [re.escape(name).replace("_", "[-_]") for name in source.flat]
     places = [

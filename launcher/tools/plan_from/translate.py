@@ -122,6 +122,8 @@ def _launched(trainer: Reading, launcher: Reading) -> Facts:
 def _read(kind: Kind, source: Source, place: str = "") -> Reading:
     reading = Reading(kind=kind, source=source, facts={})
     for key, value in source.flat.items():
+        if value is True and key not in kind.keys and key.removeprefix("no_") in kind.keys:
+            key, value = key.removeprefix("no_"), False  # a switch that is on by default
         reader, shown = kind.keys.get(key), place + key
         if reader is not None and "$" in str(value):
             _leave_out_variable(reading, shown, value)

@@ -15,7 +15,7 @@ from strangers_configs import REFUSED, SAMPLES, asked
 from launcher.config.arguments import parse_run_config
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import parse_options
-from launcher.tools.plan_from.editing import edited
+from launcher.tools.plan_from.editing import CannotEdit, edited
 from launcher.tools.plan_from.engines import ENGINES
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.kinds import KINDS
@@ -576,3 +576,14 @@ def test_dropout_in_front_of_adapters_is_planned(tmp_path: Path, text: str, drop
     path = tmp_path / "lora.yml"
     path.write_text(text)
     assert understood(path)[1].model.lora_dropout == dropout
+
+
+def test_a_switch_of_a_command_line_is_turned_off(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "trl sft --model_name_or_path gpt2 --dataset_name x --max_length 512 --packing true "
+        "--no_gradient_checkpointing --per_device_train_batch_size 1\n"
+    )
+    assert understood(path)[1].model.activation_checkpointing == "none"
+    with pytest.raises(CannotEdit):
+        edited(read_source(path), {"gradient_checkpointing": True})
