@@ -377,3 +377,16 @@ def test_a_tied_embedding_is_built_once(tmp_path: Path) -> None:
     (rank,) = json.loads(done.stdout)["ranks"]
     reserved = max(p["reserved_peak_bytes"] for p in rank["phases"] if p["phase"] == "build")
     assert reserved < 2 * (embedding + 9 * 10**6) + 2 * 4 * embedding + 44 * MIB
+
+
+@pytest.mark.parametrize("how", ["plain", "recomputed"])
+def test_sizes_of_images_are_known_on_the_device(tmp_path: Path, how: str) -> None:
+    program = (sys.executable, str(Path(LOOP).with_name("images.py")))
+    real = subprocess.run((*program, "cpu"), capture_output=True, text=True, timeout=300)
+    words = ("--gpu", "T4", "--json", "--out", str(tmp_path / "run"))
+    done = shardscale("rehearse", *words, "--", *program, "cuda", how)
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["steps"]) == ("fits", 3)
+    assert found["ranks"][0]["values"] == []
+    assert real.stdout.startswith("sizes")
+    assert real.stdout in done.stderr

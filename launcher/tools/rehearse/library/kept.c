@@ -12,7 +12,7 @@ typedef struct Kept {
     char values[];
 } Kept;
 
-static Kept *first;
+static Kept *first, *held;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static Kept *new_range(uintptr_t begin, const void *values, size_t bytes, Kept *next) {
@@ -24,9 +24,9 @@ static Kept *new_range(uintptr_t begin, const void *values, size_t bytes, Kept *
     return range;
 }
 
-/* Cut [begin, end) out of what is known: of a range its head and tail stay. */
-static void cut(uintptr_t begin, uintptr_t end) {
-    for (Kept **link = &first; *link;) {
+/* Cut [begin, end) out of a list: of a range its head and tail stay. */
+static void cut_out_of(Kept **list, uintptr_t begin, uintptr_t end) {
+    for (Kept **link = list; *link;) {
         Kept *range = *link;
         uintptr_t range_end = range->begin + range->bytes;
         if (range_end <= begin || end <= range->begin) {
@@ -41,6 +41,11 @@ static void cut(uintptr_t begin, uintptr_t end) {
         /* Neither overlaps any more, so the next round passes them. */
         free(range);
     }
+}
+
+static void cut(uintptr_t begin, uintptr_t end) {
+    cut_out_of(&first, begin, end);
+    cut_out_of(&held, begin, end);
 }
 
 void forget(const void *address, size_t bytes) {
@@ -72,6 +77,28 @@ void keep(const void *address, const void *values, size_t bytes) {
         first = new_range((uintptr_t)address, values, bytes, first);
     if (bytes > FEW_KEPT)
         trim();
+    pthread_mutex_unlock(&mutex);
+}
+
+void hold(const void *address, const void *values, size_t bytes) {
+    uintptr_t begin = (uintptr_t)address;
+    pthread_mutex_lock(&mutex);
+    cut_out_of(&held, begin, begin + bytes);
+    held = new_range(begin, values, bytes, held);
+    Kept *last = held;
+    for (size_t left = LARGE_KEPT; last->next && left > last->bytes; last = last->next)
+        left -= last->bytes;
+    while (last->next) {
+        Kept *oldest = last->next;
+        last->next = oldest->next;
+        free(oldest);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+void release(const void *address, size_t bytes) {
+    pthread_mutex_lock(&mutex);
+    cut_out_of(&held, (uintptr_t)address, (uintptr_t)address + bytes);
     pthread_mutex_unlock(&mutex);
 }
 
@@ -109,12 +136,11 @@ bool knows(const void *address, size_t bytes) {
     return found;
 }
 
-size_t recall(const void *address, void *out, size_t bytes) {
+static size_t recall_from(Kept *range, const void *address, void *out, size_t bytes) {
     uintptr_t begin = (uintptr_t)address, end = begin + bytes;
     size_t known = 0;
     memset(out, 0, bytes);
-    pthread_mutex_lock(&mutex);
-    for (Kept *range = first; range; range = range->next) {
+    for (; range; range = range->next) {
         uintptr_t from = range->begin > begin ? range->begin : begin;
         uintptr_t range_end = range->begin + range->bytes, to = range_end < end ? range_end : end;
         if (from >= to)
@@ -122,6 +148,19 @@ size_t recall(const void *address, void *out, size_t bytes) {
         memcpy((char *)out + (from - begin), range->values + (from - range->begin), to - from);
         known += to - from;
     }
+    return known;
+}
+
+size_t recall(const void *address, void *out, size_t bytes) {
+    pthread_mutex_lock(&mutex);
+    size_t known = recall_from(first, address, out, bytes);
+    pthread_mutex_unlock(&mutex);
+    return known;
+}
+
+size_t recall_held(const void *address, void *out, size_t bytes) {
+    pthread_mutex_lock(&mutex);
+    size_t known = recall_from(held, address, out, bytes);
     pthread_mutex_unlock(&mutex);
     return known;
 }

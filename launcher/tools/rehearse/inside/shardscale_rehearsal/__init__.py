@@ -21,11 +21,12 @@ def begin() -> None:
     only = os.environ.get("SHARDSCALE_STAND_IN_RANK")
     if None not in (only, os.environ.get("RANK")) and only != os.environ["RANK"]:
         os._exit(0)  # one rank runs alone, and this is another
-    from shardscale_rehearsal import built, distributed, generation, weights
+    from shardscale_rehearsal import built, distributed, generation, images, weights
 
     after_import(distributed.MODULE, distributed.prepare)
     for module in distributed.METHODS:
         after_import(module, distributed.prepare_methods)
     after_import(built.MODULE, built.prepare)
     after_import(generation.MODULE, generation.prepare)
+    after_import(images.MODULE, images.prepare)
     after_import(weights.MODULE, weights.prepare)

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from collections.abc import Callable
 from ctypes import c_void_p
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from shardscale_observer.held import held, hold, on_device
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
+from shardscale_rehearsal.timeline import PLAIN
+
 MOST_BYTES = 1 << 16  # what library/kept.h keeps for as long as it is there
+DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def followed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function so that what it computes of known values is known."""
+
+    @functools.wraps(function)
+    def follow(*args: Any, **kwargs: Any) -> Any:
+        modes = _get_current_dispatch_mode_stack()
+        if torch.compiler.is_compiling() or any(isinstance(mode, Follow) for mode in modes):
+            return function(*args, **kwargs)
+        with Follow(ctypes.CDLL(None)):
+            return function(*args, **kwargs)
+
+    return follow
 
 
 class Follow(TorchDispatchMode):
@@ -22,19 +47,31 @@ class Follow(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; where it has launched a kernel, on the host, too."""
         arguments = (args, kwargs or {})
+        if any(type_ not in PLAIN for type_ in types):
+            return NotImplemented  # it will call the operators of its parts
         # before the call, which may change its arguments in place
         host = tree_map(self._on_host, arguments)
         known = all(self._on_host(tensor) is not None for tensor in _on_device(arguments))
+        if known and not DEPENDS_ON_VALUES.isdisjoint(func.tags) and _on_device(arguments):
+            device = _on_device(arguments)[0].device
+            return tree_map(lambda one: _like(device, one), _on_the_host(func, host))
         launches = self._library.device_launches()
         results = func(*arguments[0], **arguments[1])
-        if self._library.device_launches() == launches:
-            return results  # a view, a copy or a message: the library itself knows
-        outputs = _on_device(results)
+        launched = self._library.device_launches() != launches
+        writes = func._schema.is_mutable
+        outputs = [tensor for tensor in _on_device(results) if writes or not func.is_view]
+        if not outputs:
+            return results
         values: list[Any] = [None] * len(outputs)
-        if known and torch.Tag.nondeterministic_seeded not in func.tags:
-            values = [t for t in tree_leaves(func(*host[0], **host[1])) if torch.is_tensor(t)]
+        random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name()
+        if known and not random:
+            values = [t for t in tree_leaves(_on_the_host(func, host)) if torch.is_tensor(t)]
         for index, tensor in enumerate(outputs):
-            self._set_values(tensor, values[index])
+            its = values[index]
+            if launched:  # of a copy or a message the library itself knows
+                self._set_values(tensor, its)
+            if its is not None:
+                hold(tensor, its, written=writes)
         return results
 
     def _on_host(self, value: Any) -> Any:
@@ -43,6 +80,8 @@ class Follow(TorchDispatchMode):
             return torch.device("cpu")
         if not (torch.is_tensor(value) and value.is_cuda):
             return value
+        if (values := held(value)) is not None:
+            return values
         bytes_ = value.numel() * value.element_size()
         if not value.is_contiguous() or bytes_ > MOST_BYTES:
             return None
@@ -63,3 +102,13 @@ class Follow(TorchDispatchMode):
 
 def _on_device(tree: Any) -> list[Any]:
     return [value for value in tree_leaves(tree) if torch.is_tensor(value) and value.is_cuda]
+
+
+def _on_the_host(func: Any, arguments: Any) -> Any:
+    """Run an operator apart from the modes of the program's thread, as nothing of its own."""
+    with _disable_current_modes():
+        return func(*arguments[0], **arguments[1])
+
+
+def _like(device: Any, value: Any) -> Any:
+    return on_device(value, device) if torch.is_tensor(value) else value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from shardscale_observer.held import hold
 from shardscale_observer.rules import frames
 
 COUNTS = (
@@ -18,8 +19,6 @@ COUNTS = (
 """Attributes of modules that hold how many experts there are."""
 
 
-_lists: list[tuple[Any, int, int]] = []
-"""(weak reference, address, experts) of each list of experts that have tokens."""
 _given: dict[tuple[int, int], tuple[int, int]] = {}
 """(address, elements) of each mask in forward -> its answer: backward asks again."""
 
@@ -33,20 +32,8 @@ def list_of_experts(mask: Any) -> Any:
         return None
     torch = sys.modules["torch"]
     found = torch.empty((count, 1), dtype=torch.int64, device=mask.device)
-    _lists[:] = [entry for entry in _lists if not entry[0].expired()]
-    weak = torch.multiprocessing.reductions.StorageWeakRef(found.untyped_storage())
-    _lists.append((weak, found.data_ptr(), count))
+    hold(found, torch.arange(count).unsqueeze(1))
     return found
-
-
-def number_of_expert(element: Any) -> int | None:
-    """Return the value of an element of such a list, so that each expert gets its turn."""
-    for weak, address, count in _lists:
-        # int64 elements
-        number = (element.data_ptr() - address) // 8
-        if 0 <= number < count and not weak.expired():
-            return int(number)
-    return None
 
 
 def share_of_expert(mask: Any) -> tuple[int, int] | None:

@@ -1,7 +1,8 @@
 """Answer reads of values that no kernel has computed, and list each place that reads one.
 
 In a rehearsal no kernel runs, so a value on the device is known only where the host has sent it and
-nothing was launched since. Every other read is answered by a stated rule, in this order:
+nothing has written there since (held.py; numbers that are not whole: nothing was launched). Every
+other read is answered by a stated rule, in this order:
 
 1. what --answer says for the line;
 2. 0 or false where its source speaks of inf, nan, invalid, an overflow, or a stop;
@@ -23,12 +24,8 @@ import warnings
 from typing import Any
 
 from shardscale_observer.errors import is_of_program
-from shardscale_observer.experts import (
-    list_of_experts,
-    number_of_expert,
-    share_of_expert,
-    tokens_of_experts,
-)
+from shardscale_observer.experts import list_of_experts, share_of_expert, tokens_of_experts
+from shardscale_observer.held import held, hold, on_device
 from shardscale_observer.rules import Place, answer, places
 
 SMALL = 64
@@ -93,15 +90,15 @@ class Values:
         known = self._known(tensor)
         if known is not None:
             return known.item()
-        if (expert := number_of_expert(tensor)) is not None:
-            return expert
         return self._answer(tensor.dtype, "item")
 
     def _nonzero(self, tensor: Any) -> Any:
         """Return coordinates as if every element were nonzero, the most that it can take, or those
-        of one expert of a mixture."""
+        of one expert of a mixture, where it is not known which are."""
         _note_wait()
         count = tensor.numel()
+        if count and (known := self._known(tensor)) is not None:
+            return on_device(known.nonzero(), tensor.device)
         if (listed := list_of_experts(tensor)) is not None:
             self._note("nonzero", f"all {len(listed)} experts")
             return listed
@@ -126,12 +123,16 @@ class Values:
         return self._torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
 
     def _copy(self, tensor: Any, **options: Any) -> Any:
-        """Copy as torch does, then fill a small copy on the host."""
+        """Copy as torch does; hold what the device gets, and fill a small copy on the host."""
         # The kernel that all devices share is replaced for CUDA; another device still has it.
         elsewhere = self._torch._C.DispatchKeySet(self._torch._C.DispatchKey.XPU)
         copy = self._torch.ops.aten._to_copy.default.redispatch(elsewhere, tensor, **options)
+        if copy.is_cuda and tensor.is_cpu:
+            hold(copy, tensor)
         if not copy.is_cpu or copy.numel() == 0:
             return copy
+        if (values := held(tensor)) is not None:
+            return copy.copy_(values)
         known = self._known(tensor) if copy.numel() <= SMALL else None
         call = f"copy of {list(tensor.shape)}"
         if known is None and (tokens := tokens_of_experts(tensor)) is not None:
@@ -145,6 +146,8 @@ class Values:
 
     def _known(self, tensor: Any) -> Any:
         """Return the values on the host if they are known there, else None."""
+        if (values := held(tensor)) is not None:
+            return values
         if not tensor.is_contiguous():
             return None
         size = tensor.numel() * tensor.element_size()
@@ -153,7 +156,7 @@ class Values:
         address = ctypes.c_void_p(tensor.data_ptr())
         if self._recall(address, buffer, ctypes.c_size_t(size)) < size:
             return None
-        return self._torch.frombuffer(raw, dtype=tensor.dtype)
+        return self._torch.frombuffer(raw, dtype=tensor.dtype).view(tensor.shape)
 
     def _answer(self, dtype: Any, call: str, *, default: Any = None, mask: bool = False) -> Any:
         frames = list(places())
