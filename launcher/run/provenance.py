@@ -16,7 +16,7 @@ from launcher.checkpoint.store import candidates
 from launcher.config import old_names
 from launcher.config.recipes import fill_as_saved
 from launcher.config.resolve import Resolved
-from launcher.config.schema import RunConfig
+from launcher.config.schema import LoopChoice, RunConfig
 from launcher.data import Corpus
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
@@ -62,19 +62,28 @@ def check_resume(resume: Resume, resolved: Resolved, *, reads_all: bool) -> Chec
     # in one process; of the ranks, the main one does it (`Saves._fill_base`)
     if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
         raise problem
-    steps = resolved.config.loop.steps
-    if steps is not None and checkpoint.step >= steps and (resume.completed or not resume.reopens):
-        raise UserError(
-            f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
-            f"{steps}: give more steps"
-        )
-    stop = resolved.config.loop.stop_after
-    if stop is not None and checkpoint.step >= stop and (resume.completed or not resume.reopens):
-        raise UserError(
-            f"--resume {source}: step {checkpoint.step} is already reached there, and --stop-after "
-            f"is {stop}: give a later step, or leave it out"
-        )
+    check_steps(resume, checkpoint.step, resolved.config.loop)
     return checkpoint
+
+
+def check_steps(resume: Resume, reached: int, loop: LoopChoice) -> None:
+    """Refuse a run that has no step left to make; of one that was stopped the test split is left.
+
+    Raises:
+        UserError: its training is finished, by the schedule (where its steps are known) or by
+            `--stop-after`.
+    """
+    if resume.reopens and not resume.completed:
+        return
+    for ends, what, remedy in (
+        (loop.steps, "the schedule's last one", "give more --steps or --epochs"),
+        (loop.stop_after, "--stop-after", "give a later step, or leave it out"),
+    ):
+        if ends is not None and reached >= ends:
+            raise UserError(
+                f"--resume {resume.source}: step {reached} is already reached there, and {what} is "
+                f"{ends}: {remedy}"
+            )
 
 
 def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
