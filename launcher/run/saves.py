@@ -139,6 +139,9 @@ class Saves:
 
         model, by = self._resolved.model, self._resolved.config.model.decoder
         with open_stored(folder, by) as stored:
+            if self._base_is_saved and stored.checkpoint is not None:
+                # Known from now on: a run that is alive may save others before the first save here.
+                self._base = stored.base()
             yield stored if model.quantize_base == "none" else Quantized(stored, model)
 
     def after_step(self, step: int, engine: Engine) -> bool:
@@ -203,10 +206,14 @@ class Saves:
         """This rank's part of the host memory that an asynchronous save may take."""
         return int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
 
+    @property
+    def _base_is_saved(self) -> bool:
+        return self._resolved.model.lora is not None and self._world.is_main
+
     @cached_property
     def _base(self) -> Base | None:
-        """Identity of the weights beside adapters; only the main rank writes it."""
-        if self._resolved.model.lora is None or not self._world.is_main:
+        """Identity of the weights beside adapters, which the main rank writes."""
+        if not self._base_is_saved:
             return None
         from launcher.run.provenance import base_of
 
