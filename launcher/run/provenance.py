@@ -6,6 +6,7 @@ resume, or that train adapters.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def check_resume(resume: Resume, resolved: Resolved, *, reads_all: bool) -> Chec
     kinds = (PARAM, *states, *((MASK,) if resolved.model.masks else ()))
     checkpoint.check_model(shapes, kinds, counters)
     # in one process; of the ranks, the main one does it (`Saves._fill_base`)
-    if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
+    if reads_all and (problem := same_base(checkpoint, lambda: base_of(resolved))) is not None:
         raise problem
     check_steps(resume, checkpoint.step, resolved.config.loop)
     return checkpoint
@@ -133,15 +134,13 @@ def base_of(resolved: Resolved) -> Base | None:
     return Base(seed=seed, fingerprint=f"seed {seed} on {device}")
 
 
-def same_base(checkpoint: Checkpoint, resolved: Resolved) -> UserError | None:
-    """Return why a checkpoint's adapters do not fit this run's weights, or None."""
-    base = base_of(resolved)
-    if base is None:
-        return None
-    from launcher.checkpoint.pretrained.stored import check_base
-
+def same_base(checkpoint: Checkpoint, find_base: Callable[[], Base | None]) -> UserError | None:
+    """Return why a checkpoint's adapters do not fit the weights of this run, or None."""
     try:
-        check_base(checkpoint, base)
+        if (base := find_base()) is not None:
+            from launcher.checkpoint.pretrained.stored import check_base
+
+            check_base(checkpoint, base)
     except UserError as error:
         return error
     return None

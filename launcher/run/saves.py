@@ -124,7 +124,7 @@ class Saves:
             return
         from launcher.run.provenance import same_base
 
-        refusal = same_base(checkpoint, self._resolved) if self._world.is_main else None
+        refusal = same_base(checkpoint, lambda: self._base) if self._world.is_main else None
         if (refusal := self._world.agreed(refusal)) is not None:
             raise refusal
         if (folder := self._resolved.config.model.init_from) is not None:
@@ -139,8 +139,8 @@ class Saves:
 
         model, by = self._resolved.model, self._resolved.config.model.decoder
         with open_stored(folder, by) as stored:
-            if self._base_is_saved and stored.checkpoint is not None:
-                # Known from now on: a run that is alive may save others before the first save here.
+            if self._base_is_saved and stored.checkpoint is not None and stored.config.lora is None:
+                # Now: a run that is alive may save others before the first save here.
                 self._base = stored.base()
             yield stored if model.quantize_base == "none" else Quantized(stored, model)
 

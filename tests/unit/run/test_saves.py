@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from launcher.checkpoint import Checkpoint, Checkpointer
-from launcher.parallel.world import start
+from launcher.parallel.world import World, start
+from launcher.run import provenance
 from launcher.run.prepare import Prepared, prepare
 from launcher.run.resume import Resume
 from launcher.run.run_folder import RunFolder
@@ -34,32 +35,28 @@ def save(folder: Path, run: Prepared, engine: Engine, step: int) -> Path:
     return saved.path
 
 
-def test_adapters_name_the_weights_that_they_began_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though the run that has saved those goes on, and saves others meanwhile."""
+def saves_of(run: Prepared, world: World, folder: Path) -> Saves:
+    memory: Any = SimpleNamespace(apart=lambda *_: contextlib.nullcontext())
+    beside = {"journal": Mock(), "console": Mock(), "agreement": Mock(), "memory": memory}
+    return Saves(run.resolved, run.corpus, world, folder, skipped=SkippedSteps(), **beside)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("A text that is read over and over. " * 300)
-    world = start("cpu", timeout_s=60.0, needs_group=False)
+    return start("cpu", timeout_s=60.0, needs_group=False)
+
+
+def test_adapters_name_the_weights_that_they_began_beside(world: World, tmp_path: Path) -> None:
+    """Though the run that has saved those goes on, and saves others meanwhile."""
     run = prepared(tmp_path, *MODEL)
     RunFolder(tmp_path / "base").begin(run.resolved.config.flat(), reopens=False)
     engine = build_engine(run.resolved, world)
     beside = save(tmp_path / "base", run, engine, 3)
 
     own = prepared(tmp_path, f"--init-from={tmp_path / 'base'}", "--lora-rank=2")
-    memory: Any = SimpleNamespace(apart=lambda *_: contextlib.nullcontext())
-    saves = Saves(
-        own.resolved,
-        own.corpus,
-        world,
-        tmp_path / "own",
-        journal=Mock(),
-        console=Mock(),
-        agreement=Mock(),
-        skipped=SkippedSteps(),
-        memory=memory,
-    )
-    adapted = build_engine(own.resolved, world)
+    saves, adapted = saves_of(own, world, tmp_path / "own"), build_engine(own.resolved, world)
     saves.resume(adapted, Resume(source=None, reopens=False))
     with torch.no_grad():
         for shard in engine.training_state().loaded():
@@ -68,3 +65,17 @@ def test_adapters_name_the_weights_that_they_began_beside(
     saves.after_training(1, adapted, preempted=False)
     recorded = Checkpoint.open(tmp_path / "own" / "checkpoints" / "step-00000001").extra["base"]
     assert recorded.path == str(beside)
+
+
+def test_a_resumed_run_reads_the_weights_beside_its_adapters_once(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One core takes minutes for 100 GB, and other ranks wait."""
+    run = prepared(tmp_path, *MODEL, "--lora-rank=2", "--random-base")
+    engine, read = build_engine(run.resolved, world), Mock(side_effect=provenance.base_of)
+    saves_of(run, world, tmp_path / "own").after_training(1, engine, preempted=False)
+    monkeypatch.setattr(provenance, "base_of", read)
+    saves = saves_of(run, world, tmp_path / "own")
+    assert saves.resume(engine, Resume(source=tmp_path / "own", reopens=True)) == 1
+    saves.after_training(2, engine, preempted=False)
+    assert read.call_count == 1
