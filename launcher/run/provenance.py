@@ -166,6 +166,14 @@ def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None
         )
 
 
+def tokens_of(checkpoint: Checkpoint) -> int:
+    """Return the tokens that the starts before a checkpoint have read; 0 if it is imported."""
+    config, extra = checkpoint.extra.get("config", {}), checkpoint.extra
+    # An older version did not record them.
+    by_config = checkpoint.step * (config.get("global_batch") or 0) * (config.get("seq_len") or 0)
+    return extra.get("tokens", by_config)
+
+
 def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> list[str]:
     """Describe each difference to the run that saved the checkpoint, as `lr 0.001 -> 0.01`."""
     saved, model = checkpoint.extra, saved_model(checkpoint.extra)

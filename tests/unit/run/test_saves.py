@@ -79,3 +79,15 @@ def test_a_resumed_run_reads_the_weights_beside_its_adapters_once(
     assert saves.resume(engine, Resume(source=tmp_path / "own", reopens=True)) == 1
     saves.after_training(2, engine, preempted=False)
     assert read.call_count == 1
+
+
+def test_tokens_are_counted_over_starts_with_other_batches(world: World, tmp_path: Path) -> None:
+    """Also from a checkpoint of an older version, which does not say how many there were."""
+    small, large = (prepared(tmp_path, *MODEL, f"--global-batch={n}") for n in (4, 16))
+    engine = build_engine(small.resolved, world)
+    saves_of(small, world, tmp_path / "own").after_training(3, engine, preempted=False)
+    save(tmp_path / "old", small, engine, 3)
+    for name in ("own", "old"):
+        saves = saves_of(large, world, tmp_path / name)
+        assert saves.resume(engine, Resume(source=tmp_path / name, reopens=True)) == 3
+        assert saves.tokens_read(5) == (3 * 4 + 2 * 16) * 16
