@@ -17,7 +17,7 @@ from launcher.run.resume import Resume
 from launcher.run.run_folder import RunFolder
 from launcher.run.saves import Saves, run_entries
 from launcher.run.steps import SkippedSteps
-from launcher.strategies.engine import Engine
+from launcher.strategies.engine import Engine, train_step
 from launcher.train import build_engine
 
 MODEL = ["--layers=1", "--d-model=48", "--heads=2", "--context=16", "--vocab-size=257"]
@@ -91,3 +91,23 @@ def test_tokens_are_counted_over_starts_with_other_batches(world: World, tmp_pat
         saves = saves_of(large, world, tmp_path / name)
         assert saves.resume(engine, Resume(source=tmp_path / name, reopens=True)) == 3
         assert saves.tokens_read(5) == (3 * 4 + 2 * 16) * 16
+
+
+@pytest.mark.parametrize("targets", ["qkv,proj", "proj,mlp"])
+def test_adapters_of_rank_1_go_on_with_muon(targets: str, world: World, tmp_path: Path) -> None:
+    """Most are vectors, which AdamW updates beside it, or all of them are."""
+    flags = [*MODEL, "--random-base", "--lora-rank=1", f"--lora-targets={targets}"]
+    run = prepared(tmp_path, *flags, "--optimizer=muon")
+    engine = build_engine(run.resolved, world)
+    tokens = torch.arange(16).view(1, 16)
+    train_step(engine, [(tokens, tokens)], 1e-3)
+    saves = saves_of(run, world, tmp_path / "own")
+    saves.after_training(1, engine, preempted=False)
+    assert saves.failure is None
+    fresh = build_engine(run.resolved, world)
+    assert saves_of(run, world, tmp_path / "own").resume(
+        fresh, Resume(source=tmp_path / "own", reopens=True)
+    )
+    assert fresh.training_state().counters() == {"step": 1.0}
+    again = prepared(tmp_path, *flags, "--optimizer=muon", f"--resume={tmp_path / 'own'}")
+    assert again.resume.source is not None
