@@ -205,7 +205,10 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         lr = learning_rate(step, resolved.config.optim, resolved.steps)
         loss, result = train_step(engine, micro_batches, lr, weights=weights, phase=session.phase)
         session.step_done(loss=loss, result=result, lr=lr)
-        held_out.after(step)
+        if not session.agreement.preempted:
+            held_out.after(step)
+    if session.agreement.preempted:  # saved by now: a scheduler may leave no time for more
+        held_out.after(session.step)
     return measure
 
 

@@ -58,6 +58,8 @@ class Extra(TypedDict, total=False):
     """Fingerprint of the tokens it was trained on; since 0.2."""
     steps: Count
     """Length of the schedule."""
+    tokens: Count
+    """Read so far, by all starts."""
     skipped_steps: Count
     loss_scale: LossScale | None
     by_clock: bool

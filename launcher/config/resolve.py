@@ -4,7 +4,6 @@ Everything here happens before a process group, a download or an allocation.
 """
 
 import dataclasses
-import math
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -178,11 +177,6 @@ def resolve(
 def refusal(setting: Setting) -> str | None:
     """Return the reason why a setting cannot run, or None."""
     return next((sentence for rule in RULES for sentence in rule(setting)), None)
-
-
-def steps_of_epochs(epochs: float, sequences: int, global_batch: int) -> int:
-    """Return the optimizer steps, at least one, of `epochs` passes over `sequences`."""
-    return max(1, math.ceil(epochs * sequences / global_batch))
 
 
 def check_run_folder(out: Path) -> None:

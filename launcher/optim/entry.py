@@ -106,12 +106,8 @@ class WithAdamW(torch.optim.Optimizer):
     def __init__(
         self, hidden: torch.optim.Optimizer, rest: list[dict[str, Any]], choice: OptimChoice
     ) -> None:
-        lr = choice.recipe().lr
-        super().__init__([*hidden.param_groups, *rest], {"lr": lr})
-        self._parts: list[Any] = [hidden]
-        if rest:
-            options: dict[str, Any] = {"lr": lr, "betas": choice.betas, "eps": choice.eps}
-            self._parts.append(torch.optim.AdamW(rest, **options, fused=True))
+        super().__init__([*hidden.param_groups, *rest], {"lr": choice.recipe().lr})
+        self._parts: list[Any] = [hidden, *([_adamw(rest, choice)] if rest else [])]
         self.param_groups = [group for part in self._parts for group in part.param_groups]
         for part in self._parts:
             part.state = self.state
@@ -140,9 +136,17 @@ def with_adamw(new_hidden: Callable[[Groups, OptimChoice], torch.optim.Optimizer
         rest = parameter_groups(
             module, choice.recipe().weight_decay, lambda *of: not is_hidden(*of)
         )
+        if not hidden:  # adapters of rank 1 are vectors
+            return _adamw(rest, choice)
         return WithAdamW(new_hidden(hidden, choice), rest, choice)
 
     return build
+
+
+def _adamw(groups: Groups, choice: OptimChoice) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        groups, lr=choice.recipe().lr, betas=choice.betas, eps=choice.eps, fused=True
+    )
 
 
 def of_hidden(states: tuple[str, ...], others: tuple[str, ...]) -> Names:

@@ -1,12 +1,16 @@
 """torch's Muon for the matrices of blocks."""
 
+import functools
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from launcher.optim.choice import OptimChoice
+from launcher.optim.dtensor import is_dtensor
 from launcher.optim.entry import (
     MOMENTS,
     OptimizerCosts,
@@ -18,9 +22,27 @@ from launcher.optim.entry import (
 )
 
 
+@functools.cache
+def _keep_sharding() -> None:
+    """Have torch's Muon shard an update as its gradient is: with fewer rows than ranks, as adapters
+    and routers have, each rank has all of it, which torch adds to no shard."""
+    its: Any = importlib.import_module("torch.optim._muon")
+    original = its._zeropower_via_newtonschulz
+
+    def zeropower(update: Tensor, *options: Any) -> Tensor:
+        found: Any = original(update, *options)
+        if is_dtensor(update):
+            found = found.redistribute(placements=update.placements)
+        whole_or_shard: Tensor = found
+        return whole_or_shard
+
+    its._zeropower_via_newtonschulz = zeropower
+
+
 def _new_muon(hidden: list[dict[str, Any]], choice: OptimChoice) -> torch.optim.Optimizer:
     # It orthogonalises the update of a matrix (Jordan, kellerjordan.github.io/posts/muon), at a
     # scale that lets it share AdamW's learning rate (Liu et al., arXiv:2502.16982).
+    _keep_sharding()
     return torch.optim.Muon(hidden, lr=choice.recipe().lr, adjust_lr_fn="match_rms_adamw")
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -68,13 +68,25 @@ def _adam(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     return kind(groups, lr=choice.recipe().lr, betas=choice.betas, eps=choice.eps, fused=True)
 
 
+class Sgd(torch.optim.SGD):
+    """torch's SGD, whose momenta begin at 0.
+
+    torch's fused one allocates them without values, which stay where the first step is skipped.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[Any]) -> bool:
+        for parameter in group["params"] if group["fused"] and group["momentum"] else ():
+            if parameter.grad is not None and not self.state.get(parameter):
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        sparse: bool = super()._init_group(group, *lists)
+        return sparse
+
+
 def _sgd(module: nn.Module, choice: OptimChoice) -> torch.optim.Optimizer:
     groups = parameter_groups(module, choice.recipe().weight_decay)
     # torch has no fused SGD for DTensors; foreach would hold a copy of all gradients at once.
     fused = not is_dtensor(groups[0]["params"][0])
-    return torch.optim.SGD(
-        groups, lr=choice.recipe().lr, momentum=choice.momentum, fused=fused, foreach=False
-    )
+    return Sgd(groups, lr=choice.recipe().lr, momentum=choice.momentum, fused=fused, foreach=False)
 
 
 def _uses_torchs_adam(choice: OptimChoice) -> bool:

@@ -23,7 +23,7 @@ from launcher.config.recipes import (
     recipe_of,
     task_of,
 )
-from launcher.config.resolve import Resolved, check_run_folder, resolve, steps_of_epochs
+from launcher.config.resolve import Resolved, check_run_folder, resolve
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, open_corpus
 from launcher.measure.loggers import require_loggers
@@ -83,12 +83,11 @@ def prepare(
         resolved = _budgeted(resolved, load_forecast, world_size=world_size)
     require_loggers(config.measure.loggers)
     if not resume.reopens:
-        out = config.loop.out or default_run_folder(resolved)
-        check_run_folder(out)
+        check_run_folder(out := config.loop.out or default_run_folder(resolved))
         check_checkpoint_room(out, resolved)
     checkpoint = None
     if resume.source is not None:
-        from launcher.run.provenance import check_resume, check_tokenizer
+        from launcher.run.provenance import check_resume, check_steps, check_tokenizer
 
         reads_all = _reads_for_all(world_size, ranks_per_node)
         checkpoint = check_resume(resume, resolved, reads_all=reads_all)
@@ -98,12 +97,13 @@ def prepare(
         check_init_from(resolved)
     check_offload(config, resolved.own_model, world_size=world_size, ranks_per_node=ranks_per_node)
     corpus = _corpus_of(resolved)
+    if config.loop.epochs is not None:
+        from launcher.run.epochs import with_steps
+
+        config = with_steps(resolved, corpus, world_size=world_size)
     if checkpoint is not None:
         check_tokenizer(checkpoint, corpus, config.data.tokenizer)
-    if config.loop.epochs is not None:
-        sequences = corpus.train.sequence_count(resolved.seq_len)
-        steps = steps_of_epochs(config.loop.epochs, sequences, resolved.global_batch)
-        config = config.replace(steps=steps, epochs=None)
+        check_steps(resume, checkpoint.step, config.loop)
     return Prepared(
         resolved=dataclasses.replace(resolved, config=config),
         corpus=corpus,

@@ -6,6 +6,7 @@ resume, or that train adapters.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from launcher.checkpoint.store import candidates
 from launcher.config import old_names
 from launcher.config.recipes import fill_as_saved
 from launcher.config.resolve import Resolved
-from launcher.config.schema import RunConfig
+from launcher.config.schema import LoopChoice, RunConfig
 from launcher.data import Corpus
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import tokenizer_fingerprint
@@ -60,21 +61,30 @@ def check_resume(resume: Resume, resolved: Resolved, *, reads_all: bool) -> Chec
     kinds = (PARAM, *states, *((MASK,) if resolved.model.masks else ()))
     checkpoint.check_model(shapes, kinds, counters)
     # in one process; of the ranks, the main one does it (`Saves._fill_base`)
-    if reads_all and (problem := same_base(checkpoint, resolved)) is not None:
+    if reads_all and (problem := same_base(checkpoint, lambda: base_of(resolved))) is not None:
         raise problem
-    steps = resolved.config.loop.steps
-    if steps is not None and checkpoint.step >= steps and (resume.completed or not resume.reopens):
-        raise UserError(
-            f"--resume {source}: step {checkpoint.step} is already reached there, and --steps is "
-            f"{steps}: give more steps"
-        )
-    stop = resolved.config.loop.stop_after
-    if stop is not None and checkpoint.step >= stop and (resume.completed or not resume.reopens):
-        raise UserError(
-            f"--resume {source}: step {checkpoint.step} is already reached there, and --stop-after "
-            f"is {stop}: give a later step, or leave it out"
-        )
+    check_steps(resume, checkpoint.step, resolved.config.loop)
     return checkpoint
+
+
+def check_steps(resume: Resume, reached: int, loop: LoopChoice) -> None:
+    """Refuse a run that has no step left to make; of one that was stopped the test split is left.
+
+    Raises:
+        UserError: its training is finished, by the schedule (where its steps are known) or by
+            `--stop-after`.
+    """
+    if resume.reopens and not resume.completed:
+        return
+    for ends, what, remedy in (
+        (loop.steps, "the schedule's last one", "give more --steps or --epochs"),
+        (loop.stop_after, "--stop-after", "give a later step, or leave it out"),
+    ):
+        if ends is not None and reached >= ends:
+            raise UserError(
+                f"--resume {resume.source}: step {reached} is already reached there, and {what} is "
+                f"{ends}: {remedy}"
+            )
 
 
 def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
@@ -124,15 +134,13 @@ def base_of(resolved: Resolved) -> Base | None:
     return Base(seed=seed, fingerprint=f"seed {seed} on {device}")
 
 
-def same_base(checkpoint: Checkpoint, resolved: Resolved) -> UserError | None:
-    """Return why a checkpoint's adapters do not fit this run's weights, or None."""
-    base = base_of(resolved)
-    if base is None:
-        return None
-    from launcher.checkpoint.pretrained.stored import check_base
-
+def same_base(checkpoint: Checkpoint, find_base: Callable[[], Base | None]) -> UserError | None:
+    """Return why a checkpoint's adapters do not fit the weights of this run, or None."""
     try:
-        check_base(checkpoint, base)
+        if (base := find_base()) is not None:
+            from launcher.checkpoint.pretrained.stored import check_base
+
+            check_base(checkpoint, base)
     except UserError as error:
         return error
     return None
@@ -156,6 +164,14 @@ def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None
             f"checkpoint {checkpoint.path}: was trained with --tokenizer {there}, and this run has "
             f"--tokenizer {choice}, {what}: give --tokenizer {fix}"
         )
+
+
+def tokens_of(checkpoint: Checkpoint) -> int:
+    """Return the tokens that the starts before a checkpoint have read; 0 if it is imported."""
+    config, extra = checkpoint.extra.get("config", {}), checkpoint.extra
+    # An older version did not record them.
+    by_config = checkpoint.step * (config.get("global_batch") or 0) * (config.get("seq_len") or 0)
+    return extra.get("tokens", by_config)
 
 
 def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> list[str]:

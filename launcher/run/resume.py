@@ -258,9 +258,9 @@ def _check_run(out: Path) -> None:
     for path in contents:
         if path.suffix in (".yaml", ".json", ".jsonl") and path.is_dir():
             raise UserError(f"--out {out}: {path.name} is a folder there: choose another run")
-    holder = FolderLock(out).holder()
-    if holder is not None:
-        raise UserError(in_use(out, holder))
+    with contextlib.suppress(OSError):  # a file system without locks
+        if (holder := FolderLock(out).holder()) is not None:
+            raise UserError(in_use(out, holder))
 
 
 def _read_launch(out: Path) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class Saves:
         # Timed saves: whether the running save is one, and the last one's step, which it replaces.
         self._by_clock = False
         self._clock_step: int | None = None
+        self._resumed_step = self._resumed_tokens = 0
         self.failure: SaveError | None = None
         """Why the latest state is not on disk."""
         if resolved.config.measure.memory_limit is not None:
@@ -93,7 +94,7 @@ class Saves:
                     self._opened().begin_with(weights, engine)
                 self._console.line(f"begins with the weights of {folder}")
             return 0
-        from launcher.run.provenance import differences
+        from launcher.run.provenance import differences, tokens_of
 
         with self._memory.apart("resume", "checkpoint"):
             loaded = self._opened().load(resume.source, engine)
@@ -102,6 +103,7 @@ class Saves:
         for reason in loaded.passed_over:
             self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
         checkpoint = loaded.checkpoint
+        self._resumed_step, self._resumed_tokens = checkpoint.step, tokens_of(checkpoint)
         self._skipped.total = checkpoint.extra.get("skipped_steps", 0)
         if (scale := checkpoint.extra.get("loss_scale")) is not None:
             engine.set_loss_scale(scale)
@@ -124,7 +126,7 @@ class Saves:
             return
         from launcher.run.provenance import same_base
 
-        refusal = same_base(checkpoint, self._resolved) if self._world.is_main else None
+        refusal = same_base(checkpoint, lambda: self._base) if self._world.is_main else None
         if (refusal := self._world.agreed(refusal)) is not None:
             raise refusal
         if (folder := self._resolved.config.model.init_from) is not None:
@@ -139,7 +141,15 @@ class Saves:
 
         model, by = self._resolved.model, self._resolved.config.model.decoder
         with open_stored(folder, by) as stored:
+            if self._base_is_saved and stored.checkpoint is not None and stored.config.lora is None:
+                # Now: a run that is alive may save others before the first save here.
+                self._base = stored.base()
             yield stored if model.quantize_base == "none" else Quantized(stored, model)
+
+    def tokens_read(self, step: int) -> int:
+        """Return the tokens that all starts have read up to a step of this one."""
+        sequences = (step - self._resumed_step) * self._resolved.global_batch
+        return self._resumed_tokens + sequences * self._resolved.seq_len
 
     def after_step(self, step: int, engine: Engine) -> bool:
         """Save if a save is due; returns whether one was."""
@@ -181,6 +191,7 @@ class Saves:
         self.failure = None
         extra: Extra = {
             **run_entries(self._resolved, self._corpus),
+            "tokens": self.tokens_read(step),
             "loss_scale": engine.loss_scale(),
             "skipped_steps": self._skipped.total,
             "by_clock": by_clock,
@@ -203,10 +214,14 @@ class Saves:
         """This rank's part of the host memory that an asynchronous save may take."""
         return int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
 
+    @property
+    def _base_is_saved(self) -> bool:
+        return self._resolved.model.lora is not None and self._world.is_main
+
     @cached_property
     def _base(self) -> Base | None:
-        """Identity of the weights beside adapters; only the main rank writes it."""
-        if self._resolved.model.lora is None or not self._world.is_main:
+        """Identity of the weights beside adapters, which the main rank writes."""
+        if not self._base_is_saved:
             return None
         from launcher.run.provenance import base_of
 

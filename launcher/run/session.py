@@ -31,7 +31,6 @@ from launcher.run.saves import Saves
 from launcher.run.steps import EndedStep, SkippedSteps
 from launcher.run.summary import (
     amount_line,
-    amount_read,
     closing_lines,
     introduction,
     phase_records,
@@ -162,9 +161,8 @@ class Session:
                 break
         self.journal.flush()
         self.skipped.refuse_lost()  # before the save: lost weights replace no checkpoint
-        self._stopped_by = "stop_after" if self.step < self.record.steps else "steps"
-        if self.agreement.time_is_up:
-            self._stopped_by = "max_minutes"
+        reached = "stop_after" if self.step < self.record.steps else "steps"
+        self._stopped_by = "max_minutes" if self.agreement.time_is_up else reached
         self._saves.after_training(self.step, self._engine, preempted=self.agreement.preempted)
         self._energy_after = self.sampler.energy
         self.journal.write(self._engine.count_states().ledger(self._world.device))
@@ -252,6 +250,7 @@ class Session:
             self.journal.write(record)
         known = Summary(
             resumed_step=self.resumed_step,
+            train_tokens=self._saves.tokens_read(self.step),
             skipped_steps=self.skipped.total,
             stopped_by=self._stopped_by,
             test_split_tokens=self._prepared.corpus.test.all_target_count(self.resolved.seq_len),
@@ -264,7 +263,7 @@ class Session:
             self._world,
             self.journal,
             test,
-            amount=amount_read(self.record, self._prepared.corpus, self.step),
+            corpus=self._prepared.corpus,
             memory=self.memory,
             samples=self.sampler.stop(),
             training_power_w=mean_power_w(self._energy_before, self._energy_after),

@@ -84,7 +84,8 @@ def introduction(
 
 
 def _repeats(record: TrainingRecord, corpus: Corpus) -> list[str]:
-    tokens, epochs = amount_read(record, corpus, record.steps)
+    tokens = record.steps * record.global_batch * record.seq_len
+    epochs = epochs_of(tokens, corpus, record.seq_len)
     # `--epochs 1` rounds up to whole steps
     return [] if epochs < 1.05 else [f"every token is read {epochs:.3g} times, {tokens:,} in all"]
 
@@ -97,11 +98,9 @@ def _example_lines(prepared: Prepared, world: World) -> list[str | Text]:
     return first_example(prepared.corpus, prepared.resolved.config.data.tokenizer)
 
 
-def amount_read(record: TrainingRecord, corpus: Corpus, steps: int) -> tuple[int, float]:
-    """Return the tokens and the epochs of the training split that `steps` optimizer steps read."""
-    sequences = steps * record.global_batch
-    epochs = sequences / corpus.train.sequence_count(record.seq_len)
-    return sequences * record.seq_len, epochs
+def epochs_of(tokens: int, corpus: Corpus, seq_len: int) -> float:
+    """Return the epochs of the training split in so many tokens read of it."""
+    return tokens / (seq_len * corpus.train.sequence_count(seq_len))
 
 
 def amount_line(summary: Summary) -> str:
@@ -204,7 +203,7 @@ def summarize(
     journal: Journal,
     test: EvalRecord | None,
     *,
-    amount: tuple[int, float],
+    corpus: Corpus,
     memory: MemoryMeter,
     samples: SamplerSummary,
     training_power_w: float | None,
@@ -234,8 +233,7 @@ def summarize(
         model=run.model,
         world_size=run.world_size,
         steps=journal.times.count,
-        train_tokens=amount[0],
-        epochs=amount[1],
+        epochs=epochs_of(known.train_tokens or 0, corpus, run.seq_len),
         test_loss=None if test is None else test.loss,
         perplexity=None if test is None else test.perplexity,
         test_tokens=0 if test is None else test.tokens,

@@ -68,7 +68,9 @@ class NativeState:
         # A state can be asked for before the first step has made any.
         create_states(optimizer, [(group, group["params"]) for group in optimizer.param_groups])
         self.shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
-        self._first = next(iter(self._parameters.values()))
+        # Of two optimizers that share the parameters, one may count no steps.
+        trained = list(self._parameters.values())
+        self._counted = next((p for p in trained if counters(optimizer, p)), trained[0])
         self._kinds = {name: state_kinds(optimizer, p) for name, p in self._parameters.items()}
         found = dict.fromkeys(kind for kinds in self._kinds.values() for kind in kinds)
         self.kinds = (PARAM, *found)
@@ -105,7 +107,7 @@ class NativeState:
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""
-        return counters(self._optimizer, self._first)
+        return counters(self._optimizer, self._counted)
 
     def finish_load(self, counters: Mapping[str, float]) -> None:
         """The ranges are the parameters themselves: only the counters are left."""

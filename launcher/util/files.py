@@ -1,6 +1,7 @@
 """Files that are replaced as a whole and survive a crash, and folders locked by one process."""
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -92,6 +93,8 @@ def sync(path: Path) -> None:
 
 
 _NAME = ".lock"
+# Lustre mounted without flock, and NFS without its lock daemon: there runs go unlocked.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 # Not the name in a run folder, which may lie there too: /tmp/shardscale-first is no scratch folder.
 _SCRATCH = ".shardscale-scratch"
 PREFIX = "shardscale-"
@@ -105,7 +108,7 @@ class FolderLock:
         self._file: TextIO | None = None
 
     def take(self) -> bool:
-        """Lock the folder; False when a living run has it."""
+        """Lock the folder, where its file system has locks; False when a living run has it."""
         import fcntl  # not in a browser's Python, which plans with this file
 
         # appending: a start that is too late must not empty the holder's line
@@ -115,6 +118,9 @@ class FolderLock:
         except BlockingIOError:
             file.close()
             return False
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -127,7 +133,11 @@ class FolderLock:
         return self._file is not None
 
     def holder(self) -> str | None:
-        """Describe the living run that has locked the folder, if any."""
+        """Describe the living run that has locked the folder, if any.
+
+        Raises:
+            OSError: nobody can tell, as on a file system without locks.
+        """
         import fcntl
 
         try:

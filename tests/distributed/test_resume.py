@@ -133,6 +133,19 @@ def test_usr1_saves_and_ends_as_preempted(text: Path, tmp_path: Path) -> None:
     assert saved == [f"step-{steps[-1]:08d}"]
 
 
+def test_a_run_that_is_stopped_saves_before_it_evaluates(text: Path, tmp_path: Path) -> None:
+    """Which takes minutes on a large model, and a scheduler may give it half of one."""
+    out = tmp_path / "run"
+    code, _ = stopped_by_usr1(text, out, "--eval-every=1")
+    assert code == 5
+    lines = (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines if line]
+    evaluated = [record["step"] for record in records if record["kind"] == "eval"]
+    assert evaluated == [record["step"] for record in records if record["kind"] == "step"]
+    (saved,) = [n for n, record in enumerate(records) if record.get("name") == "saved"]
+    assert [record["kind"] for record in records[saved:]].count("eval") == 1
+
+
 def test_a_preemption_that_could_not_save_is_a_failure(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, shown = stopped_by_usr1(text, out, file_size_bytes=300_000)  # a share is larger than that

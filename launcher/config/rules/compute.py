@@ -207,7 +207,8 @@ def schedule(setting: Setting) -> Iterator[str]:
         if optim.decay_steps > steps - warmup:
             yield (
                 f"--decay-steps {optim.decay_steps} is more than the schedule's {steps} steps "
-                f"less its warm-up of {warmup}: use at most {steps - warmup}, or more --steps"
+                f"less its warm-up of {warmup}: use at most {steps - warmup}, or more "
+                "--steps or --epochs"
             )
 
 
@@ -218,7 +219,7 @@ def warmup(setting: Setting) -> Iterator[str]:
         yield (
             f"--warmup-steps {optim.warmup_steps} is more than the {steps} steps of the schedule, "
             f"so the learning rate would never reach --lr {optim.recipe().lr:g}: use at most "
-            f"{steps}, or more --steps"
+            f"{steps}, or more --steps or --epochs"
         )
 
 

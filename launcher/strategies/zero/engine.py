@@ -86,6 +86,10 @@ class ZeroEngine:
         self._gradients = Gradients(engine.module, self._shards)
         sharded = inputs.config.sharding.zero == 3
         self._saving = saving_places(engine.module) if sharded else contextlib.nullcontext()
+        if self.loss_scale() is not None:
+            # Else a bare exception ends a run whose scale is down to its least: the run itself
+            # counts skipped steps, and ends with their remedy.
+            engine.optimizer.loss_scaler.raise_error_at_min_scale = False
 
     def begin_step(self, lr: float) -> None:
         for group in self._engine.optimizer.param_groups:

@@ -10,9 +10,9 @@ from launcher.config.resolve import (
     Resolved,
     check_run_folder,
     resolve,
-    steps_of_epochs,
 )
 from launcher.config.schema import RunConfig
+from launcher.run.epochs import steps_of_epochs
 from launcher.strategies import VARIANTS, variant_of
 from launcher.util.errors import UserError
 

@@ -155,6 +155,23 @@ def test_another_function_is_refused_by_name_and_value(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        (["--warmup-steps=2"], "--warmup-steps 2 is more than the 1 steps of the schedule"),
+        (["--schedule=wsd", "--decay-steps=2"], "--decay-steps 2 is more than the schedule's 1"),
+        ([], "step 3 is already reached there, and the schedule's last one is 1"),
+    ],
+)
+def test_steps_of_epochs_are_held_to_the_same_rules(
+    flags: list[str], refusal: str, run: Path, text: Path
+) -> None:
+    by_epochs = [flag for flag in (*FLAGS, *BYTE) if not flag.startswith("--steps")]
+    argv = [*by_epochs, f"--data={text}", "--epochs=0.001", f"--resume={run}", *flags]
+    with pytest.raises(UserError, match=refusal):
+        prepare(argv, world_size=1, ranks_per_node=1)
+
+
 def test_adapters_that_a_checkpoint_lacks_are_refused_by_name(run: Path, text: Path) -> None:
     with pytest.raises(UserError, match="holds a model of no --lora-rank, and this run's is of"):
         prepared(text, *BYTE, "--lora-rank=2", f"--resume={run}")

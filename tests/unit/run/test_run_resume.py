@@ -1,6 +1,9 @@
 """Where a run begins, from what is on disk."""
 
+import errno
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,19 @@ def test_a_living_run_keeps_its_folder(tmp_path: Path) -> None:
     alive.begin({}, reopens=False)
     with pytest.raises(UserError, match="in use by a run that is alive"):
         find_resume(LoopChoice(out=alive.path, resume=AUTO), {})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_takes_runs(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(number, os.strerror(number))))
+    run = RunFolder(tmp_path / "run")
+    run.begin({}, reopens=False)
+    assert run.is_ours
+    loop = LoopChoice(out=run.path, resume=AUTO)
+    assert find_resume(loop, {}) == Resume(source=None, reopens=True)
+    run.begin({}, reopens=True)
 
 
 def test_auto_needs_a_folder() -> None:

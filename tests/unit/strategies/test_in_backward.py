@@ -75,3 +75,18 @@ def test_what_is_not_finite_changes_nothing() -> None:
     engine.backward(engine.forward(tokens, tokens, last=True) * float("nan"))
     assert not engine.step().applied
     assert all(map(torch.equal, before, engine._module.parameters()))
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_sgd_has_no_momentum_after_a_first_step_that_is_skipped(
+    within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What new memory holds by chance, as on a GPU that has used it for activations.
+    monkeypatch.setattr(torch, "empty_like", lambda t, **_: torch.full_like(t, float("nan")))
+    engine = new_engine(optimizer="sgd", optimizer_in_backward=within)
+    tokens = torch.arange(16).view(2, 8)
+    engine.begin_step(1e-2)
+    engine.backward(engine.forward(tokens, tokens, last=True) * float("nan"))
+    assert not engine.step().applied
+    expected = train(new_engine(optimizer="sgd", optimizer_in_backward=within), 3)
+    assert train(engine, 3) == expected

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.run.steps import MOST_IN_A_ROW
 from launcher.strategies.engine import LossScale
 from launcher.strategies.native import NativeEngine
 from launcher.strategies.zero.engine import ZeroEngine, import_deepspeed
@@ -92,3 +93,15 @@ def test_more_good_steps_than_torch_waits_for_let_the_next_one_grow() -> None:
     engine.set_loss_scale(LossScale(scale=2.0, good_steps=5000))
     take(engine, 1)
     assert engine.loss_scale() == LossScale(scale=4.0, good_steps=0)
+
+
+def test_deepspeed_leaves_the_end_of_a_run_that_overflows_to_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    zero = of_deepspeed()
+    from deepspeed.runtime.fp16 import loss_scaler
+
+    monkeypatch.setattr(loss_scaler.dist, "get_rank", lambda: 0)
+    for _ in range(MOST_IN_A_ROW):
+        zero._engine.optimizer.loss_scaler.update_scale(True)
+    assert zero.loss_scale() == LossScale(scale=1.0, good_steps=0)
