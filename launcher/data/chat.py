@@ -204,7 +204,9 @@ def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
                 f"{here}: the assistant's content is empty, so there is nothing to learn: write "
                 "it, or remove the line"
             )
-        found.append({**_encodable(message), **texts})
+        # templates ask whether a message has calls, and OpenAI's say null where it has none
+        fields = {name: part for name, part in message.items() if part is not None}
+        found.append({**_encodable(fields), **texts})
     if not any(message["role"] == "assistant" for message in found):
         raise UserError(
             f"{where}: no message is of role assistant, so there is nothing to learn: add one, or "
