@@ -619,6 +619,18 @@ def test_conversations_go_through_the_chat_template(records: list[Any], tmp_path
     assert learned.endswith(".<|im_end|>")
 
 
+def test_a_turn_of_weight_0_is_not_learned(tmp_path: Path) -> None:
+    """As Axolotl and OpenAI mark it."""
+    pytest.importorskip("transformers")
+    turns: Any = SHAREGPT[0]["conversations"]
+    begun = [turns[0], {**turns[1], "weight": 0}, *turns]
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    path = write(tmp_path / "d.jsonl", [{"conversations": begun}] * 30)
+    text, learned = first_example(opened(path, tokenizer), tokenizer)
+    assert text.count("The answer is 0.") == 2
+    assert learned == "The answer is 0.<|im_end|>"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
