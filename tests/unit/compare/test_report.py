@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import tracemalloc
 from pathlib import Path
@@ -270,6 +271,19 @@ def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
     assert figures["gpu"] == [GIB, 2 * GIB, 3 * GIB, None, None]
     assert figures["cpu"] == [None, None, None, None, GIB]
     assert figures["traced"] == [None, None, None, GIB, GIB]
+
+
+def test_a_run_of_unknown_tokens_is_ranked_behind_the_others(tmp_path: Path) -> None:
+    """As a watched program whose batches are no tokens."""
+    for number, name in enumerate("abc"):
+        run = write_run(tmp_path / name, losses=LOSSES, step_s=0.1 + 0.1 * number)
+        (run / "summary.json").write_text("{}")
+    for name in "ab":
+        file = tmp_path / name / "rank0.jsonl"
+        file.write_text(re.sub(r'"tokens": \d+', '"tokens": null', file.read_text()))
+    report = report_of(tmp_path)
+    assert next(iter(rows_of(report))) == "c"
+    assert goals_of(report)["fastest"] == "c"
 
 
 def test_goals_are_won_by_completed_runs_only(tmp_path: Path) -> None:
