@@ -139,7 +139,7 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
         if _is_bool(kind) and not texts:
             values[name] = own not in negated
             continue
-        if own in negated or kind is bool:
+        if own in negated:
             raise UserError(f"{own} takes no value, but got {value!r}: leave the value out")
         if len(texts) < _arity(kind):
             raise UserError(f"{own} needs a value: {_expected(kind)}")

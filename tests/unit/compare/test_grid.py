@@ -87,6 +87,12 @@ def test_short_names_of_strategies(choice: str, strategy_label: str, offloaded: 
     )
 
 
+def test_switches_are_varied_as_other_flags() -> None:
+    found = cells("document_attention=on,off", "compensation=True", "compile=off")
+    assert [cell.flags.get("document_attention", False) for cell in found] == [True, False]
+    assert [cell.state for cell in found] == ["pending"] * 2
+
+
 def test_a_combination_that_cannot_run_is_a_row() -> None:
     found = cells(
         "strategy=ddp,ddp+cpu,single,zero2", "micro_batch=2,3", flags=("--global-batch=8",)
