@@ -634,7 +634,7 @@ def test_a_turn_of_weight_0_is_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("d.json", "[1", "is not JSON"),
+        ("d.json", "[{", "is not JSON"),
         ("d.json", "{}", "has no field 'text'"),
         (
             "d.json",
