@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,35 @@ def test_calls_of_tools_are_learned(tmp_path: Path, content: str | None, asks: s
     assert other == [called.replace("<|im_end|>", "</s>"), "It is 21.<|im_end|>"]
     chat[1]["weight"] = 0
     assert learned_text(folder, chat)[1] == ["It is 21.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("written", "takes"),
+    [
+        ("c.function.arguments | tojson", (dict, json.dumps)),  # Qwen 2.5's
+        ("c.function.arguments | items | list | tojson", (dict, json.dumps)),  # Qwen3-Coder's
+        ("'' + c.function.arguments", (json.dumps,)),  # DeepSeek's
+    ],
+)
+def test_arguments_and_tools_may_be_texts_of_json(
+    written: str, takes: tuple[Callable[[Any], Any], ...], tmp_path: Path
+) -> None:
+    """As OpenAI writes arguments, which most templates would quote a second time."""
+    said = "{{ c.function.name }}{{ " + written + " }}"
+    template = "{{ tools | tojson }}" + CALLS.replace("{{ c.function.name }}", said) + ASKS
+    chat = ChatTemplate.of(f"hf:{chat_tokenizer(tmp_path / 'chat', template)}", "chats.jsonl")
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    texts = set()
+    for spelled in takes:
+        call = {"function": {"name": "weather", "arguments": spelled({"city": "Bern"})}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+        messages = [{"role": "user", "content": "weather?"}, answer]
+        tools = [tool] if spelled is dict else json.dumps([tool])
+        texts.add(chat.document({"messages": messages, "tools": tools}, "line 1").text)
+    (text,) = texts
+    listed = "items" in written
+    arguments = '[["city", "Bern"]]' if listed else '{"city": "Bern"}'
+    assert f"<call>weather{arguments}</call>" in text
 
 
 def test_half_a_character_in_a_call_is_no_traceback(tmp_path: Path) -> None:
