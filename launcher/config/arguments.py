@@ -199,7 +199,7 @@ def _value_of_entry(path: Path, key: str, value: Any) -> Any:
     try:
         if (
             len(items) != max(1, _arity(kind))
-            or any(isinstance(item, bool) != _is_bool(kind) for item in typed)
+            or any(str(i) not in _SWITCH if _is_bool(kind) else isinstance(i, bool) for i in typed)
             or any(not isinstance(item, str) and _plain(kind) in (str, Path) for item in items)
         ):
             raise ValueError(value)

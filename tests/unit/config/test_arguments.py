@@ -160,6 +160,7 @@ def test_underscores_in_values_stay() -> None:
         ("compile: auto", "", {"compile": None}),
         ("compile: on", "--compile off", {"compile": False}),
         ("compile: off", "--compile=on", {"compile": True}),
+        ("compile: 'off'", "", {"compile": False}),  # as yaml.dump quotes it
         ("report_to: none", "--report-to tensorboard", {"report_to": "tensorboard"}),
         ("reshard_after_forward: false", "--strategy fsdp", {"reshard_after_forward": False}),
         ("test_batches: all", "", {"test_batches": "all"}),
