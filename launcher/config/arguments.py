@@ -227,7 +227,7 @@ def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
         return texts[0]
     values = [_typed(text, kind) for text in texts]
     with naming(said):
-        if name in ("data", "tokenizer"):
+        if name in ("data", "tokenizer", "model"):
             usable_path(texts[0].removeprefix("hf:"))
         elif isinstance(values[0], Path):
             path = usable_path(texts[0])
