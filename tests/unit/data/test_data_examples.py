@@ -259,6 +259,20 @@ def test_without_the_mask_every_token_is_a_target_and_the_tokens_are_the_same(
     assert len(built) == 1  # for both
 
 
+def test_messages_that_an_older_version_has_written_otherwise_are_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    chats = write(tmp_path / "chats.jsonl", [{"messages": turns("What?", "That.")}] * 30)
+    sums = write(tmp_path / "sums.jsonl", pairs(40))
+    for version, corpora in (("1", 2), ("2", 3)):
+        monkeypatch.setattr("launcher.data.corpus._CHAT_FORMAT", version)
+        opened(chats, tokenizer)
+        opened(sums)
+        assert len(list((tmp_path / "cache" / "corpora").glob("*/meta.json"))) == corpora
+
+
 def test_the_fingerprint_tells_masks_apart(tmp_path: Path) -> None:
     moved = [
         {"prompt": p["prompt"] + p["completion"][0], "completion": p["completion"][1:]}
