@@ -139,7 +139,7 @@ def _values_of_flags(tokens: Sequence[str]) -> dict[str, Any]:
         if _is_bool(kind) and not texts:
             values[name] = own not in negated
             continue
-        if own in negated or kind is bool:
+        if own in negated:
             raise UserError(f"{own} takes no value, but got {value!r}: leave the value out")
         if len(texts) < _arity(kind):
             raise UserError(f"{own} needs a value: {_expected(kind)}")
@@ -199,7 +199,7 @@ def _value_of_entry(path: Path, key: str, value: Any) -> Any:
     try:
         if (
             len(items) != max(1, _arity(kind))
-            or any(isinstance(item, bool) != _is_bool(kind) for item in typed)
+            or any(str(i) not in _SWITCH if _is_bool(kind) else isinstance(i, bool) for i in typed)
             or any(not isinstance(item, str) and _plain(kind) in (str, Path) for item in items)
         ):
             raise ValueError(value)
@@ -227,7 +227,7 @@ def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
         return texts[0]
     values = [_typed(text, kind) for text in texts]
     with naming(said):
-        if name in ("data", "tokenizer"):
+        if name in ("data", "tokenizer", "model"):
             usable_path(texts[0].removeprefix("hf:"))
         elif isinstance(values[0], Path):
             path = usable_path(texts[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,7 +72,9 @@ class ChatTemplate:
             UserError: no messages, none of an assistant, or the template rejects them.
         """
         messages = _messages_of(record, where)
-        tools = _encodable(record.get("tools"))
+        if any(message.get("tool_calls") for message in messages) and self._takes_objects:
+            messages = _encodable(_with_objects(messages))
+        tools = _encodable(_decoded(record.get("tools")))
         text = self._render(messages, tools, where)
         learned = []
         for number, message in enumerate(messages):
@@ -117,6 +121,22 @@ class ChatTemplate:
         """The template has a generation prompt."""
         asked = [{"role": "user", "content": "a"}]
         return self.prompt(asked) != self._render(asked, None, "the chat")
+
+    @cached_property
+    def _takes_objects(self) -> bool:
+        """The template writes arguments of calls as JSON, so it would quote those that are texts of
+        JSON, as OpenAI's are; DeepSeek's takes only such."""
+        texts = []
+        given: tuple[Any, ...] = ("{}", {})
+        for arguments in given:
+            function = {"name": "a", "arguments": arguments}
+            call = {"type": "function", "id": "abcdefghi", "function": function}
+            answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+            try:
+                texts.append(self._render([{"role": "user", "content": "a"}, answer], None, ""))
+            except UserError:
+                texts.append("")
+        return '"{}"' in texts[0] if texts[0] else texts[1] != ""
 
     def _content(
         self, messages: list[dict[str, Any]], number: int, tools: Any, text: str, where: str
@@ -193,24 +213,43 @@ def _messages_of(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     for number, message in enumerate(messages, start=1):
         here = f"{where}, message {number}"
         calls = bool(message.get("tool_calls"))
+        silent = calls and message.get("content") is None  # OpenAI's form of a call
         texts: dict[str, str | None] = {"role": string_of(message, "role", here)}
-        if calls and message.get("content") is None:  # OpenAI's form of a call
-            texts["content"] = None
-        else:
-            texts["content"] = _content_of(message, here)
+        texts["content"] = None if silent else _content_of(message, here)
         spoken = texts["role"] == "assistant"
         if spoken and not calls and not (texts["content"] or "").strip():
             raise UserError(
                 f"{here}: the assistant's content is empty, so there is nothing to learn: write "
                 "it, or remove the line"
             )
-        found.append({**_encodable(message), **texts})
+        # templates ask whether a message has calls, and OpenAI's say null where it has none
+        fields = {name: part for name, part in message.items() if part is not None}
+        found.append({**_encodable(fields), **texts})
     if not any(message["role"] == "assistant" for message in found):
         raise UserError(
             f"{where}: no message is of role assistant, so there is nothing to learn: add one, or "
             "remove the line"
         )
     return found
+
+
+def _with_objects(value: Any) -> Any:
+    """Return messages with the arguments of their calls as objects, where they are texts of one."""
+    if isinstance(value, list):
+        return list(map(_with_objects, value))
+    if not isinstance(value, dict):
+        return value
+    return {
+        n: _decoded(part) if n == "arguments" else _with_objects(part) for n, part in value.items()
+    }
+
+
+def _decoded(value: Any) -> Any:
+    """Return the object or list that a text of JSON holds; any other value as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def _encodable(value: Any) -> Any:

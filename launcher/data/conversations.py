@@ -106,7 +106,7 @@ def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
             f"{where}: 'conversations' is {turns!r:.40}, it must be a list of objects with from "
             "and value"
         )
-    messages = []
+    messages: list[dict[str, Any]] = []
     if record.get("system"):
         messages.append({"role": "system", "content": string_of(record, "system", where)})
     for number, turn in enumerate(turns, start=1):
@@ -119,5 +119,7 @@ def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
             raise UserError(
                 f"{here}: 'from' is {speaker!r:.40}, it must be one of {', '.join(_ROLES)}"
             )
-        messages.append({"role": _ROLES[speaker], "content": string_of(turn, "value", here)})
+        content = string_of(turn, "value", here)
+        weight = turn.get("weight")
+        messages.append({"role": _ROLES[speaker], "content": content, "weight": weight})
     return {"messages": messages, "tools": record.get("tools") or None}

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from launcher.data.formats import Form
 
 _FORMAT = "3"  # part of every cache key: change it when the files or the split rule change
+_CHAT_FORMAT = "2"  # the same of what is handed to chat templates
 _BATCH_SIZES = {"micro_batch", "global_batch"}
 
 
@@ -147,7 +148,10 @@ def _built(
         parts = [_FORMAT, tokenizer_key(tokenizer, vocab_size)]
         templates = template_files(tokenizer)
         # A dataset's form follows from its name, and that of parquet files from their content.
-        form = source.quick_form() or ("messages" if templates else "text")
+        known = source.quick_form()
+        form = known or ("messages" if templates else "text")
+        if known not in ("text", "completions", "alpaca"):
+            parts.append(_CHAT_FORMAT)
         if form in ("alpaca", "sharegpt"):
             parts.append(form)
         if form not in ("text", "completions"):  # a chat template may render them

@@ -44,7 +44,6 @@ FIELDS: Final[dict[Form, str]] = {
 """Form -> the fields by which it is recognised."""
 _READ_CHARACTERS = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 28
-_LARGEST_JSON_BYTES = 1 << 30  # ShareGPT's has 670 MB
 _MOST_LISTED = 5
 _NAME_FIELD = (
     "name the one that holds the text with --data-field, or rename two to prompt and completion"
@@ -126,8 +125,10 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
         UserError: a line is not UTF-8 or not JSON.
     """
     if kind_of(path) == ".json" and holds_list(path):
-        elements = enumerate(_read_list(path), start=1)
-        yield from ((f"{path} example {number}", element) for number, element in elements)
+        from launcher.data.json_list import read_elements
+
+        with open_bytes(path) as file:
+            yield from read_elements(file, path)
         return
     with open_bytes(path) as file:
         # at most so long: a file without line ends would fill the memory
@@ -156,18 +157,6 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
                     "correct or remove the line"
                 ) from error
             yield f"{path} line {number}", record
-
-
-def _read_list(path: Path) -> list[Any]:
-    if path.stat().st_size > _LARGEST_JSON_BYTES:
-        raise UserError(f"{path} has more than {_LARGEST_JSON_BYTES:,} bytes: write a .jsonl file")
-    try:
-        with open_bytes(path) as file:
-            elements = json.load(file)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one
-        reason = one_line(str(error), most=100)
-        raise UserError(f"{path} is not JSON ({reason}): correct it, or write .jsonl") from error
-    return list(elements)
 
 
 def form_of(record: Any) -> Form:

@@ -24,6 +24,7 @@ from launcher.data.files import (
     shared_splits,
 )
 from launcher.data.formats import Document, Form, ReadExample, check_fields, form_of
+from launcher.data.parquet import without_nulls
 from launcher.util.errors import UserError
 from launcher.util.hub_cache import go_offline_if_unreachable, is_cached, is_offline
 from launcher.util.packages import how_to_install
@@ -118,14 +119,13 @@ class HubDataset:
 
     def examples(self, form: Form, read: ReadExample) -> Iterator[Document]:
         """Yield a document per row, of a form other than plain text."""
-        left_bytes = self.stream_bytes
+        left_bytes = self.stream_bytes or float("inf")
         for number, row in enumerate(self._rows(), start=1):
             document = read(row, f"{self.label} row {number}")
             yield document
-            if left_bytes is not None:
-                left_bytes -= len(document.text.encode())
-                if left_bytes <= 0:
-                    return
+            left_bytes -= len(document.text.encode())
+            if left_bytes <= 0:
+                return
 
     def texts(self) -> Iterator[str]:
         """Yield the text of each row."""
@@ -154,7 +154,7 @@ class HubDataset:
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         with _one_sentence(self, "read on"):
-            yield from _load(self)
+            yield from map(without_nulls, _load(self))
 
 
 def _load(source: HubDataset) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,19 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         for batch in file.iter_batches(batch_size=1024):
             for row in batch.to_pylist():
                 number += 1
-                yield f"{path} row {number}", row
+                yield f"{path} row {number}", without_nulls(row)
+
+
+def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without the nulls inside its values: a column of objects has the fields of all
+    of them in each, as `tool_calls` in every message, and chat templates would write them."""
+    return {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return list(map(_without_nulls, value)) if isinstance(value, list) else value
 
 
 @contextlib.contextmanager

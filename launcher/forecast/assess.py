@@ -17,7 +17,6 @@ from launcher.forecast.order import Merit, simplicity
 from launcher.forecast.predict import Prediction, by_category
 from launcher.forecast.prediction_cache import PredictionCache
 from launcher.forecast.timing import StepTime, step_seconds
-from launcher.strategies import variant_of
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import UserError
 
@@ -291,10 +290,6 @@ def _step_time(run: Resolved, cluster: Cluster) -> StepTime:
         gpus_per_node=cluster.ranks_per_node,
         machine=cluster.machine,
     )
-    ratio = cluster.calibration and cluster.calibration.time_ratio(
-        cluster.machine.name, run.config.optim.precision, variant_of(run.config).label
-    )
-    if not ratio:
-        return time
+    ratio = cluster.learnt_ratio(run)
     seconds = {k: ratio * v for k, v in dataclasses.asdict(time).items() if k.endswith("_s")}
     return dataclasses.replace(time, **seconds)

@@ -42,7 +42,8 @@ def most_tokens_per_s(choice: Choice, cluster: Cluster) -> float:
     # 2 forward, 2 for the input's gradient, 2 for the weight's, which adapters leave out
     flops_per_token = (6 if model.lora is None else 4) * model.matmul_parameter_count
     local_tokens = run.accumulation * run.config.data.micro_batch * run.local_seq_len
-    return run.global_batch * run.seq_len * rate / (local_tokens * flops_per_token)
+    bound = run.global_batch * run.seq_len * rate / (local_tokens * flops_per_token)
+    return bound / cluster.learnt_ratio(run)
 
 
 def traced_tokens_per_s(choice: Choice, cluster: Cluster) -> float:

@@ -11,6 +11,7 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.rules import default_seq_len
 from launcher.config.schema import AutoMicroBatch, RunConfig
 from launcher.forecast.budget import within_budget
+from launcher.model.checkpointing import parse
 from launcher.strategies import STRATEGIES, VARIANTS, strategy_of, variant_of
 from launcher.strategies.base import unknown_versions
 from launcher.util.errors import UserError
@@ -218,9 +219,11 @@ def _runs(
         try:
             found.append(run_of(config, size, world_size, device_type))
         except UserError:
+            # The largest divides best, and accumulates nothing: if it is refused, too, all are.
             if not found:
-                raise
-            break  # a budget of activations that is too small for larger ones
+                run_of(config, sizes[-1], world_size, device_type)
+            elif parse(config.model.activation_checkpointing).budget_bytes is not None:
+                break  # too small for larger ones
     return tuple(found)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 
+from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.forecast.calibration import Calibration
 from launcher.forecast.candidates import PRECISIONS, Choice, choices
@@ -12,6 +13,7 @@ from launcher.forecast.fit import STAGING_BYTES, outside_bytes
 from launcher.forecast.machine import Machine
 from launcher.measure.hardware import GPUS, GPUS_PER_NODE, KNOWN_GPUS, Gpu
 from launcher.model.checkpointing import parse
+from launcher.strategies import variant_of
 from launcher.util.errors import UserError
 from launcher.util.sizes import gib, parse_bytes
 
@@ -37,6 +39,14 @@ class Cluster:
     def gpu(self) -> str | None:
         """Name of the GPU; None on a CPU."""
         return self.machine.name if self.machine.device == "cuda" else None
+
+    def learnt_ratio(self, run: Resolved) -> float:
+        """Return the measured over the predicted seconds of such runs; 1 where none is known."""
+        label = variant_of(run.config).label
+        known = self.calibration and self.calibration.time_ratio(
+            self.machine.name, run.config.optim.precision, label
+        )
+        return known or 1.0
 
 
 def find_cluster(options: argparse.Namespace) -> tuple[Cluster, list[str]]:

@@ -112,7 +112,9 @@ GPUS = (
     Gpu("B200", "B200", (10, 0), 178, 2250e12, 75e12, 8000e9, 5, 148, "DGX B200", 900e9, _NDR),
     Gpu("GH200",
         "GH200", (9, 0), 94.5, 989.4e12, 67e12, 4000e9, 5, 132, "GH200", 450e9, _NDR, 450e9),
-    Gpu("H200", "H200", (9, 0), 139.8, 989.4e12, 66.9e12, 4800e9, 5, 132, "H200", 450e9, _NDR),
+    Gpu("H200", "H200(?!.?NVL)", (9, 0), 139.8, 989.4e12, 66.9e12, 4800e9, 5, 132, "H200", 450e9,
+        _NDR),
+    Gpu("H200-NVL", "H200.?NVL", (9, 0), 139.8, 835.5e12, 60e12, 4800e9, 5, 132, "H200 NVL"),
     Gpu("H100-PCIe", "H100.?PCIE", (9, 0), 79.1, 756e12, 51.2e12, 2000e9, 5, 114, "H100"),
     Gpu("H100-NVL", "H100.?NVL", (9, 0), 93, 835e12, 60e12, 3900e9, 5, 132, "H100 NVL"),
     Gpu("H100-96GB", "H100.*96", (9, 0), 95.04, 989.4e12, 66.9e12, 2400e9, 5, 132,
@@ -164,7 +166,8 @@ def is_rehearsal() -> bool:
 
 def find_gpu(device_name: str | None) -> Gpu | None:
     """The entry for what CUDA calls a GPU (`NVIDIA A100-SXM4-80GB`), None when it is not known."""
-    if device_name is None or re.search("laptop|max-q", device_name, re.IGNORECASE):
+    # a MIG instance ("A100-SXM4-80GB MIG 3g.40gb") is a fraction of the GPU in its name
+    if device_name is None or re.search(r"laptop|max-q|\bMIG\b", device_name, re.IGNORECASE):
         return None
     for gpu in GPUS:
         if gpu.name.lower() == device_name.lower():

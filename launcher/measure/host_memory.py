@@ -77,17 +77,16 @@ def _limits() -> Iterator[tuple[int, int, int]]:
     # (limit, used, released on demand) in bytes
     for folder in _groups():
         for limit, used, cached in LIMITS:
-            size = _words(folder / limit)
-            if size and size[0].isdecimal():
-                statistics = _words(folder / "memory.stat")
-                # names and values alternate
-                given_back = int(statistics[statistics.index(cached) + 1])
-                yield int(size[0]), int(_words(folder / used)[0]), given_back
+            # gVisor has no memory.stat, and a group can end between two files
+            size, now = (_words(folder / name) or ["none"] for name in (limit, used))
+            if size[0].isdecimal():
+                in_use = int(now[0]) if now[0].isdecimal() else 0
+                yield int(size[0]), in_use, _count(folder / "memory.stat", cached)
 
 
-def _count(file: Path) -> int:
-    words = _words(file)
-    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else 0
+def _count(file: Path, name: str = "oom_kill") -> int:
+    words = _words(file)  # names and values alternate
+    return int(words[words.index(name) + 1]) if name in words else 0
 
 
 def _words(path: Path) -> list[str]:

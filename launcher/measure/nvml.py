@@ -6,6 +6,7 @@ Importing this module neither loads libnvidia-ml nor starts it.
 import contextlib
 import enum
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import pynvml
@@ -78,7 +79,10 @@ class NvmlDevice:
         """Start NVML in this process and find the device; call `close` afterwards."""
         _call("nvmlInit")
         try:
-            handle = _mig_instance(_handle(uuid))
+            # unless an instance is named, CUDA uses the first one that it may
+            handle = next(_instances(_handle(uuid)), None)
+            if handle is None:
+                raise NvmlFault(NOT_FOUND)
             return cls(handle, _call("nvmlDeviceGetUUID", handle))
         except NvmlFault:
             with contextlib.suppress(NvmlFault):
@@ -160,7 +164,8 @@ def resolve_uuid(device: "torch.device") -> str | None:
 
 
 def openable_gpus() -> list[str]:
-    """List the UUIDs of the GPUs that this process may use; empty without NVML."""
+    """List the UUIDs of the GPUs that this process may use, of a partitioned one those of its MIG
+    instances; empty without NVML."""
     gpus = []
     try:
         _call("nvmlInit")
@@ -169,8 +174,8 @@ def openable_gpus() -> list[str]:
     with contextlib.suppress(NvmlFault):
         for index in range(_call("nvmlDeviceGetCount")):
             with contextlib.suppress(NvmlFault):  # NO_PERMISSION: hidden by a cgroup
-                handle = _call("nvmlDeviceGetHandleByIndex", index)
-                gpus.append(str(_call("nvmlDeviceGetUUID", handle)))
+                for handle in _instances(_call("nvmlDeviceGetHandleByIndex", index)):
+                    gpus.append(str(_call("nvmlDeviceGetUUID", handle)))
         _call("nvmlShutdown")
     return gpus
 
@@ -213,24 +218,23 @@ def _handle(uuid: str) -> Any:
         return _call("nvmlDeviceGetHandleByUUID", "MIG-" + uuid.removeprefix("GPU-"))
 
 
-def _mig_instance(handle: Any) -> Any:
-    """Return the MIG instance that CUDA uses on a partitioned GPU; else the GPU itself.
+def _instances(handle: Any) -> Iterator[Any]:
+    """Yield the MIG instances of a partitioned GPU, whose readings would be those of all its
+    tenants; else the GPU itself."""
+    mode = _if_available("nvmlDeviceGetMigMode", handle)
+    if mode is None or not mode[0]:  # no such mode, or already an instance
+        yield handle
+        return
+    for position in range(_call("nvmlDeviceGetMaxMigDeviceCount", handle)):
+        instance = _if_available("nvmlDeviceGetMigDeviceHandleByIndex", handle, position)
+        if instance is not None:
+            yield instance
 
-    Unless one is named, CUDA uses the first instance it may. Readings of the whole GPU would be
-    those of all its tenants.
-    """
+
+def _if_available(function: str, *arguments: Any) -> Any:
     try:
-        enabled, _ = _call("nvmlDeviceGetMigMode", handle)
+        return _call(function, *arguments)
     except NvmlFault as fault:
         if fault.outcome is not Outcome.UNAVAILABLE:
             raise
-        return handle  # no such mode, or already an instance
-    if not enabled:
-        return handle
-    for position in range(_call("nvmlDeviceGetMaxMigDeviceCount", handle)):
-        try:
-            return _call("nvmlDeviceGetMigDeviceHandleByIndex", handle, position)
-        except NvmlFault as fault:
-            if fault.outcome is not Outcome.UNAVAILABLE:
-                raise
-    raise NvmlFault(NOT_FOUND)
+        return None

@@ -116,9 +116,9 @@ def usable_path(text: str) -> Path:
             f"{LONGEST_PATH} in all and {LONGEST_NAME} in a name"
         )
     try:
-        path.stat()
+        os.stat(f"{path}/.")  # of a folder also whether what is in it can be looked at
     except (FileNotFoundError, NotADirectoryError):
-        pass  # who needs it says so
+        pass  # who needs it says so, and it may be a file
     except OSError as error:
         raise UserError(f"{text}: {error.strerror}, give another path") from None
     return path

@@ -142,11 +142,16 @@ def is_cached(name: str, kind: Literal["models", "datasets"]) -> bool:
     """Return whether the caches of this machine hold anything of ORG/NAME."""
     from huggingface_hub import constants
 
-    folders = [Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}"]
-    if kind == "datasets":  # as the library prepares them
-        prepared = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
-        folders.append(Path(prepared) / name.replace("/", "___"))
-    return any(folder.is_dir() for folder in folders)
+    if (Path(constants.HF_HUB_CACHE) / f"{kind}--{name.replace('/', '--')}").is_dir():
+        return True
+    # As the library prepares them: org/TinyStories is org___tiny_stories there.
+    own = os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets"
+    prepared = Path(own).glob("*") if kind == "datasets" else ()
+    return any(_without_case(folder.name) == _without_case(name) for folder in prepared)
+
+
+def _without_case(name: str) -> str:
+    return name.replace("/", "").replace("_", "").lower()
 
 
 @cache

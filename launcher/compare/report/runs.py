@@ -3,7 +3,7 @@
 import json
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from launcher.compare.report.series import (
     read_steps,
     timeline,
 )
-from launcher.measure.records import Status, Summary, SweepRow
+from launcher.measure.records import GpuRecord, Status, Summary, SweepRow
 from launcher.strategies import VARIANTS
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import one_line
@@ -73,7 +73,7 @@ def load_run(name: str, found: FoundRun) -> Run:
     has_folder = path.is_dir()
     status = _fields(path / "status.json", _STATUS, notes)
     config = _config(path / "config.yaml", notes)
-    records, steps = _read_ranks(path, notes) if has_folder else ([], None)
+    records, steps, timelines = _read_ranks(path, notes) if has_folder else ([], None, [])
     record = _newest_description(records)
     reason = status.get("reason")
     if reason is None and status.get("state") not in (None, "completed", "running"):
@@ -95,7 +95,7 @@ def load_run(name: str, found: FoundRun) -> Run:
         steps=steps,
         ledgers=_ledgers(records, status),
         phases=[(rank, r) for rank, r in records if r["kind"] == "phase"],
-        timelines=_timelines(records),
+        timelines=timelines,
         notes=notes,
     )
 
@@ -116,16 +116,20 @@ def unreadable_run(name: str, found: FoundRun, error: Exception) -> Run:
     return Run(name=name, path=found.path, state="unknown", reason=reason, notes=notes)
 
 
-def _read_ranks(path: Path, notes: list[str]) -> tuple[list[OfRank], StepSeries | None]:
-    """Read all records but steps of all ranks, and the steps of rank 0."""
+def _read_ranks(
+    path: Path, notes: list[str]
+) -> tuple[list[OfRank], StepSeries | None, list[DeviceSamples]]:
+    """Read the records of all ranks: the steps of rank 0, each rank's samples, and the others."""
     records: list[OfRank] = []
     steps: StepSeries | None = None
+    timelines: list[DeviceSamples] = []
     matches = [_RANK_FILE.fullmatch(file.name) for file in path.iterdir()]
     for rank, name in sorted((int(match[1]), match[0]) for match in matches if match):
         text = _text(path / name, notes)
         lines = [line for line in text.split("\n") if line and not line.startswith(STEP_PREFIX)]
         others = [record for record in map(sound_record, lines) if record is not None]
-        records += [(rank, record) for record in others]
+        records += [(rank, record) for record in others if record["kind"] != GpuRecord.kind]
+        timelines += _timeline(rank, others)
         damaged = len(lines) - len(others)
         if rank == 0:
             steps, damaged_steps = read_steps(text)
@@ -133,7 +137,7 @@ def _read_ranks(path: Path, notes: list[str]) -> tuple[list[OfRank], StepSeries 
         if damaged:
             lines_ = "1 damaged line" if damaged == 1 else f"{damaged} damaged lines"
             notes.append(f"{name}: {lines_} left out")
-    return records, steps
+    return records, steps, timelines
 
 
 def _newest_description(records: Sequence[OfRank]) -> Mapping[str, Any] | None:
@@ -154,20 +158,20 @@ def _ledgers(records: Sequence[OfRank], status: Mapping[str, Any]) -> list[OfRan
     return ledgers
 
 
-def _timelines(records: Sequence[OfRank]) -> list[DeviceSamples]:
-    """Aggregate each rank's samples, those of several starts one after the other."""
-    by_rank: dict[int, list[Mapping[str, Any]]] = {}
+def _timeline(rank: int, records: Sequence[Mapping[str, Any]]) -> Iterator[DeviceSamples]:
+    """Aggregate a rank's samples, if any, those of several starts one after the other. A week has
+    600,000, so those of one rank alone are held."""
+    samples: list[Mapping[str, Any]] = []
     before_s, last_s = 0.0, 0.0
-    for rank, record in records:
-        if record["kind"] == "gpu" and record.get("t_s") is not None:
-            if rank not in by_rank:
-                before_s = last_s = 0.0
-            samples, t_s = by_rank.setdefault(rank, []), float(record["t_s"])
+    for record in records:
+        if record["kind"] == GpuRecord.kind and record.get("t_s") is not None:
+            t_s = float(record["t_s"])
             if t_s < last_s:  # each start counts from 0
                 before_s += last_s
             samples.append({**record, "t_s": before_s + t_s})
             last_s = t_s
-    return [timeline(rank, samples) for rank, samples in by_rank.items()]
+    if samples:
+        yield timeline(rank, samples)
 
 
 def _text(file: Path, notes: list[str]) -> str:

@@ -99,6 +99,7 @@ def _series(columns: dict[str, Floats]) -> StepSeries:
             phases_s = None
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = (columns["tokens"] / duration_s)[steady]
+        mean_rate = np.sum(columns["tokens"][steady]) / total_s
     rates = rates[np.isfinite(rates)]
     quartiles = np.quantile(rates, (0.25, 0.5, 0.75)).tolist() if len(rates) >= FEWEST else None
     return StepSeries(
@@ -106,7 +107,8 @@ def _series(columns: dict[str, Floats]) -> StepSeries:
         loss=columns["loss"],
         step_time_s=float(np.mean(duration_s[steady])) if total_s > 0 else None,
         phases_s=phases_s,
-        tokens_per_s=float(np.sum(columns["tokens"][steady])) / total_s if total_s > 0 else None,
+        # unknown of some watched programs: NaN, by which nothing can be sorted
+        tokens_per_s=float(mean_rate) if np.isfinite(mean_rate) else None,
         steady_steps=len(rates),
         rate_quartiles=None if quartiles is None else (quartiles[0], quartiles[1], quartiles[2]),
         first_step_s=float(duration_s[0]),

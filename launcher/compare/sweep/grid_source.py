@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.model import ModelChoice
 from launcher.config.sharding import Offload
 from launcher.config.yaml_file import read_yaml
 from launcher.strategies import STRATEGIES, VARIANTS
@@ -229,10 +228,10 @@ def _check_value(key: str, value: Any) -> None:
             raise UserError(
                 f"use one of {', '.join(SHARDINGS)}; the suffix +cpu offloads, as in zero3+cpu"
             )
-    elif key == "model":
-        ModelChoice(model=str(value)).build()
     else:
-        parse_run_config(flags_of({key: value}))
+        config = parse_run_config(flags_of({key: value}))
+        if key == "model":
+            config.model.build()
 
 
 def _mapping(where: str, value: Any) -> Values:

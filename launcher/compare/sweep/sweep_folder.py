@@ -123,7 +123,12 @@ class SweepFolder:
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    replace_text(path, json.dumps(content, indent=2, default=str) + "\n")
+    try:
+        replace_text(path, json.dumps(content, indent=2, default=str) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}): make room, and continue the sweep"
+        ) from None
 
 
 def merge_earlier(rows: Sequence[SweepRow], earlier: Sweep, *, nproc: int) -> None:

@@ -36,6 +36,7 @@ INSIDE = Path(__file__).parent / "inside"
 # accelerate turns off peer access by it.
 _NAMES = {
     "GH200": "NVIDIA GH200 480GB",
+    "H200-NVL": "NVIDIA H200 NVL",
     "H100-PCIe": "NVIDIA H100 PCIe",
     "H100-NVL": "NVIDIA H100 NVL",
     "H100": "NVIDIA H100 80GB HBM3",

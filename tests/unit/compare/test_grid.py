@@ -1,5 +1,6 @@
 """From a grid to named, checked cells."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,12 @@ def test_short_names_of_strategies(choice: str, strategy_label: str, offloaded: 
     assert [n for n in ("optimizer", "param") if getattr(sharding, f"offload_{n}") == "cpu"] == (
         offloaded
     )
+
+
+def test_switches_are_varied_as_other_flags() -> None:
+    found = cells("document_attention=on,off", "compensation=True", "compile=off")
+    assert [cell.flags.get("document_attention", False) for cell in found] == [True, False]
+    assert [cell.state for cell in found] == ["pending"] * 2
 
 
 def test_a_combination_that_cannot_run_is_a_row() -> None:
@@ -332,3 +339,15 @@ def test_cells_that_end_before_the_lock_is_taken_are_not_run_again(
     found = SweepFolder(out).read()
     assert found is not None
     assert (found.cells[0].state, found.cells[0].duration_s) == ("completed", 7.0)
+
+
+def test_a_disk_that_fills_while_cells_run_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("launcher.compare.sweep.sweep_folder.replace_text", fail)
+    argv = ["--prepare", "--nproc=1", f"--out={tmp_path / 's'}", "--device=cpu", "--grid", "seed=1"]
+    assert main(argv) == 2
+    assert "sweep.json cannot be written (No space left on device)" in capsys.readouterr().err

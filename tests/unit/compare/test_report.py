@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import yaml
 from report_folder import GIB, write_run
 
 from launcher.compare.report.comparison import Report
-from launcher.compare.report.find import find_runs
+from launcher.compare.report.find import FoundRun, find_runs
 from launcher.compare.report.output import escaped, markdown_text, report_page
 from launcher.compare.report.report_cli import main
 from launcher.compare.report.runs import load_run
@@ -242,6 +244,22 @@ def test_a_run_resumed_on_more_ranks_is_described_by_its_newest_start(tmp_path: 
     assert report_of(run).runs[0].timelines[0].t_s[-1] == pytest.approx(5.9)
 
 
+def test_samples_of_all_ranks_are_never_held_at_once(tmp_path: Path) -> None:
+    """A week of eight ranks has five million of them."""
+    path, peaks = write_run(tmp_path / "run", losses=LOSSES, ranks=8, gpu=True), []
+    for rank in range(8):
+        with (path / f"rank{rank}.jsonl").open("r+") as file:
+            sample = json.loads(file.read().splitlines()[-1])
+            lines = (json.dumps({**sample, "t_s": float(5 + n)}) + "\n" for n in range(500))
+            file.writelines(lines)
+        if rank in (0, 7):
+            tracemalloc.start()
+            assert len(load_run("run", FoundRun(path=path)).timelines) == 8
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]
+
+
 def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
     write_run(tmp_path / "gpu", losses=LOSSES, gpu=True)
     write_run(tmp_path / "cpu", losses=LOSSES, ledgers=False)
@@ -253,6 +271,19 @@ def test_memory_headlines_are_not_mixed(tmp_path: Path) -> None:
     assert figures["gpu"] == [GIB, 2 * GIB, 3 * GIB, None, None]
     assert figures["cpu"] == [None, None, None, None, GIB]
     assert figures["traced"] == [None, None, None, GIB, GIB]
+
+
+def test_a_run_of_unknown_tokens_is_ranked_behind_the_others(tmp_path: Path) -> None:
+    """As a watched program whose batches are no tokens."""
+    for number, name in enumerate("abc"):
+        run = write_run(tmp_path / name, losses=LOSSES, step_s=0.1 + 0.1 * number)
+        (run / "summary.json").write_text("{}")
+    for name in "ab":
+        file = tmp_path / name / "rank0.jsonl"
+        file.write_text(re.sub(r'"tokens": \d+', '"tokens": null', file.read_text()))
+    report = report_of(tmp_path)
+    assert next(iter(rows_of(report))) == "c"
+    assert goals_of(report)["fastest"] == "c"
 
 
 def test_goals_are_won_by_completed_runs_only(tmp_path: Path) -> None:

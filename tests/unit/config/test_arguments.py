@@ -1,11 +1,13 @@
 """Flags, the YAML file and the defaults: which wins, and what survives on the way."""
 
 import dataclasses
+import errno
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed.run
@@ -160,6 +162,7 @@ def test_underscores_in_values_stay() -> None:
         ("compile: auto", "", {"compile": None}),
         ("compile: on", "--compile off", {"compile": False}),
         ("compile: off", "--compile=on", {"compile": True}),
+        ("compile: 'off'", "", {"compile": False}),  # as yaml.dump quotes it
         ("report_to: none", "--report-to tensorboard", {"report_to": "tensorboard"}),
         ("reshard_after_forward: false", "--strategy fsdp", {"reshard_after_forward": False}),
         ("test_batches: all", "", {"test_batches": "all"}),
@@ -485,3 +488,20 @@ def test_a_file_may_hold_a_label_and_a_flag_replaces_it(config_file: Path) -> No
     )
     replaced = parse_run_config(["--config", str(config_file), "--zero", "1"]).sharding
     assert (replaced.strategy, replaced.zero, replaced.reshard_after_forward) == (None, 1, True)
+
+
+@pytest.mark.parametrize("flags", ["--model {}", "--model hf:{}", "--init-from {}", "--data {}"])
+def test_a_folder_that_is_closed_is_one_sentence(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that can be seen, but not looked into: root, who may, runs tests."""
+    look = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{tmp_path}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(UserError, match="Permission denied, give another path"):
+        parse_run_config(flags.format(tmp_path).split())

@@ -87,7 +87,7 @@ CASES = {
     "unknown logger": case(
         "--report-to tensorboard,comet", "--report-to 'comet'", "tensorboard, wandb"
     ),
-    "value for a switch": case("--memory-trace=yes", "'yes'", "leave the value out"),
+    "value for a switch": case("--memory-trace=yes", "--memory-trace yes", "True or False"),
     "bool given a string": case("--compile maybe", "--compile maybe must be on, off or auto"),
     "negative clip": case("--clip -1", "--clip -1.0 must be 0 or more"),
     "ratio above 1": case("--min-lr-ratio 2", "--min-lr-ratio 2.0", "between 0 and 1"),

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,35 @@ def test_calls_of_tools_are_learned(tmp_path: Path, content: str | None, asks: s
     assert learned_text(folder, chat)[1] == ["It is 21.<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    ("written", "takes"),
+    [
+        ("c.function.arguments | tojson", (dict, json.dumps)),  # Qwen 2.5's
+        ("c.function.arguments | items | list | tojson", (dict, json.dumps)),  # Qwen3-Coder's
+        ("'' + c.function.arguments", (json.dumps,)),  # DeepSeek's
+    ],
+)
+def test_arguments_and_tools_may_be_texts_of_json(
+    written: str, takes: tuple[Callable[[Any], Any], ...], tmp_path: Path
+) -> None:
+    """As OpenAI writes arguments, which most templates would quote a second time."""
+    said = "{{ c.function.name }}{{ " + written + " }}"
+    template = "{{ tools | tojson }}" + CALLS.replace("{{ c.function.name }}", said) + ASKS
+    chat = ChatTemplate.of(f"hf:{chat_tokenizer(tmp_path / 'chat', template)}", "chats.jsonl")
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    texts = set()
+    for spelled in takes:
+        call = {"function": {"name": "weather", "arguments": spelled({"city": "Bern"})}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+        messages = [{"role": "user", "content": "weather?"}, answer]
+        tools = [tool] if spelled is dict else json.dumps([tool])
+        texts.add(chat.document({"messages": messages, "tools": tools}, "line 1").text)
+    (text,) = texts
+    listed = "items" in written
+    arguments = '[["city", "Bern"]]' if listed else '{"city": "Bern"}'
+    assert f"<call>weather{arguments}</call>" in text
+
+
 def test_half_a_character_in_a_call_is_no_traceback(tmp_path: Path) -> None:
     """JSON can spell it, in a call that was cut off."""
     folder = chat_tokenizer(tmp_path / "chat", CALLS + ASKS)
@@ -228,6 +257,20 @@ def test_without_the_mask_every_token_is_a_target_and_the_tokens_are_the_same(
     assert "of them learned" not in whole.description
     built = list((tmp_path / "cache" / "corpora").glob("*/meta.json"))
     assert len(built) == 1  # for both
+
+
+def test_messages_that_an_older_version_has_written_otherwise_are_built_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    chats = write(tmp_path / "chats.jsonl", [{"messages": turns("What?", "That.")}] * 30)
+    sums = write(tmp_path / "sums.jsonl", pairs(40))
+    for version, corpora in (("1", 2), ("2", 3)):
+        monkeypatch.setattr("launcher.data.corpus._CHAT_FORMAT", version)
+        opened(chats, tokenizer)
+        opened(sums)
+        assert len(list((tmp_path / "cache" / "corpora").glob("*/meta.json"))) == corpora
 
 
 def test_the_fingerprint_tells_masks_apart(tmp_path: Path) -> None:
@@ -619,10 +662,22 @@ def test_conversations_go_through_the_chat_template(records: list[Any], tmp_path
     assert learned.endswith(".<|im_end|>")
 
 
+def test_a_turn_of_weight_0_is_not_learned(tmp_path: Path) -> None:
+    """As Axolotl and OpenAI mark it."""
+    pytest.importorskip("transformers")
+    turns: Any = SHAREGPT[0]["conversations"]
+    begun = [turns[0], {**turns[1], "weight": 0}, *turns]
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    path = write(tmp_path / "d.jsonl", [{"conversations": begun}] * 30)
+    text, learned = first_example(opened(path, tokenizer), tokenizer)
+    assert text.count("The answer is 0.") == 2
+    assert learned == "The answer is 0.<|im_end|>"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("d.json", "[1", "is not JSON"),
+        ("d.json", "[{", "is not JSON"),
         ("d.json", "{}", "has no field 'text'"),
         (
             "d.json",

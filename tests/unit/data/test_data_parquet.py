@@ -19,6 +19,14 @@ CHATS = [
     {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "yes"}]}
     for n in range(40)
 ]
+# As Llama 3.1's: a message has calls where it has the field.
+CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('a single call') }}{% endif %}{{ m.tool_calls[0].function | tojson }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @pytest.mark.parametrize("records", [PAIRS, CHATS], ids=["pairs", "chats"])
@@ -57,3 +65,33 @@ def test_a_row_of_another_form_names_its_place(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"text": "plain"}]), tmp_path / "b.parquet")
     with pytest.raises(UserError, match=r"b\.parquet row 1 holds a text, and the data begins with"):
         open_text(tmp_path, cache_dir=tmp_path / ".cache", vocab_size=400)
+
+
+def test_nulls_of_columns_are_no_fields_of_messages(tmp_path: Path) -> None:
+    """A column of objects has the fields of all of them in each."""
+    pytest.importorskip("transformers")
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CALLS)}"
+    calls = [
+        {"function": {"name": "weather", "arguments": {"city": "Bern"}}},
+        {"function": {"name": "time", "arguments": {"zone": "CET"}}},
+    ]
+    chats: list[dict[str, Any]] = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}?"},
+                {"role": "assistant", "content": "", "tool_calls": [calls[n % 2]]},
+                {"role": "tool", "content": "21", "name": "weather"},
+                {"role": "assistant", "content": "It is 21."},
+            ]
+        }
+        for n in range(40)
+    ]
+    pq.write_table(pa.Table.from_pylist(chats), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chats))
+    null = [{"messages": [{"tool_calls": None, **m} for m in c["messages"]]} for c in chats]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(one) + "\n" for one in null))
+    rows, *others = (
+        open_text(tmp_path / name, tokenizer=tokenizer, vocab_size=400, cache_dir=tmp_path / "c")
+        for name in ("a.parquet", "a.jsonl", "b.jsonl")
+    )
+    assert {other.fingerprint for other in others} == {rows.fingerprint}

@@ -1,11 +1,18 @@
 """What the planner remembers of runs: medians of the last ones, and nothing of a damaged file."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from launcher.config.arguments import parse_run_config
+from launcher.forecast.assess import tokens_per_s
+from launcher.forecast.bounds import most_tokens_per_s
 from launcher.forecast.calibration import KEPT, Calibration
+from launcher.forecast.candidates import choices, given_fields
+from launcher.forecast.cluster import find_cluster
+from launcher.forecast.plan_cli import parse_options
 from launcher.measure.hardware import STAND_IN_GPUS
 
 A100 = "A100-SXM4-40GB"
@@ -89,3 +96,19 @@ def test_a_damaged_file_teaches_nothing_and_is_replaced(tmp_path: Path, content:
     calibration.save()
     assert Calibration.load(path).time_ratio("A", "bf16", "ddp") == 1.5
     assert json.loads(path.read_text())["schema_version"] == 2
+
+
+def test_no_speed_is_above_the_bound_by_which_candidates_are_left_out(tmp_path: Path) -> None:
+    """Runs that took less time than predicted raise both."""
+    flags = "--model gpt2 --layers 2 --strategy ddp --precision bf16 --micro-batch 8"
+    flags += " --activation-checkpointing none"
+    config = parse_run_config(flags.split())
+    fixed = given_fields(flags.split(), config)
+    (choice,) = choices(config, fixed, world_size=2, ranks_per_node=2, device_type="cuda")
+    options = ["--gpus", "2", "--gpu", "A100-40GB", "--no-calibration"]
+    cluster, _ = find_cluster(parse_options(options)[0])
+    calibration = Calibration.load(tmp_path / "calibration.json")
+    calibration.learn_time(A100, "bf16", "ddp", ratio=0.22)
+    learnt = replace(cluster, calibration=calibration)
+    assert tokens_per_s(choice.runs[0], learnt) > most_tokens_per_s(choice, cluster)
+    assert tokens_per_s(choice.runs[0], learnt) < most_tokens_per_s(choice, learnt)

@@ -165,6 +165,19 @@ def test_a_global_batch_bounds_the_micro_batch_and_nothing_else() -> None:
     assert choice.unbounded is None
 
 
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ("--optimizer-in-backward --clip 0 --global-batch 12", [12]),
+        ("--precision fp8 --context 1000 --global-batch 12", [2, 4, 6, 12]),
+    ],
+)
+def test_micro_batches_that_a_flag_rules_out_leave_the_others(flags: str, sizes: list[int]) -> None:
+    """It cannot accumulate, or multiplies tokens in tiles."""
+    for choice in tried("--model=nano", "--strategy=single", *flags.split(), gpus=1):
+        assert [run.config.data.micro_batch for run in choice.runs] == sizes
+
+
 def test_the_command_of_the_largest_model_trains_it(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--gpus 1 --gpu-memory 8GiB --goal largest-model --quiet --strategy single"
     assert main([*options.split(), "--micro-batch", "1", "--seq-len", "128"]) == 0

@@ -1,11 +1,14 @@
 """Which errors mean that memory ran out."""
 
 import resource
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from launcher.measure.limit import is_out_of_memory, lift_limit, limit_memory, requested_bytes
+from launcher.measure.memory import peak_rss_bytes
 from launcher.util.errors import UserError
 
 
@@ -55,3 +58,10 @@ def test_what_was_asked_for_is_read_from_the_allocators_message() -> None:
     asked = RuntimeError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ...")
     assert requested_bytes(asked) == 3 * 2**29
     assert requested_bytes(MemoryError()) is None
+
+
+def test_the_peak_is_not_that_of_the_program_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux hands ru_maxrss on to what a process executes, such as a run after its search."""
+    most = psutil.virtual_memory().total
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=most))
+    assert psutil.Process().memory_info().rss // 2 < peak_rss_bytes() < most

@@ -119,6 +119,7 @@ def test_mig_instances(tmp_path: Path) -> None:
             {"name": "parent", "mode": "device", "uuid": A, "script": text},
             {"name": "bare", "mode": "device", "uuid": f"GPU-{bare}", "script": text},
             {"name": "hidden", "mode": "device", "uuid": A, "script": hidden},
+            {"name": "all", "mode": "gpus", "script": text},
         ],
     )
     for name in ("named", "parent", "bare"):
@@ -127,6 +128,7 @@ def test_mig_instances(tmp_path: Path) -> None:
     # The board's power is not an instance's.
     assert found["named"]["power_w"] == "NOT_SUPPORTED"
     assert found["hidden"]["uuid"] == "MIG-other"
+    assert found["all"]["gpus"] == [MIG, "MIG-other"]
 
 
 def test_gpus_that_others_own_do_not_count(tmp_path: Path) -> None:

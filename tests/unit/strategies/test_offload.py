@@ -144,6 +144,10 @@ def test_a_control_group_limits_host_memory(
     monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
     assert host_memory.available_host_bytes() == GIB // 2 + GIB // 4
     assert host_memory.host_bytes() == GIB
+    (tmp_path / "memory.stat").unlink()  # as gVisor has none
+    assert host_memory.available_host_bytes() == GIB // 2
+    (tmp_path / "memory.current").unlink()  # the group has just ended
+    assert host_memory.host_bytes() == GIB
     (tmp_path / "memory.max").write_text("max\n")
     assert host_memory.available_host_bytes() > 0
     assert host_memory.host_bytes() == psutil.virtual_memory().total

@@ -35,6 +35,19 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("name", ["TinyStories", "smol_LM-Corpus", "C4", "squad"])
+def test_a_prepared_dataset_is_found_by_the_librarys_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naming = pytest.importorskip("datasets.naming")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    assert not hub_cache.is_cached(f"Org/{name}", "datasets")
+    (tmp_path / f"Org___{naming.camelcase_to_snakecase(name)}").mkdir()
+    assert hub_cache.is_cached(f"Org/{name}", "datasets")
+    assert not hub_cache.is_cached(f"Org/{name}", "models")
+
+
 def test_weights_come_from_the_cache(hub: Path) -> None:
     model = parse_run_config(["--init-from", "hf:org/tiny"]).model
     assert (model.d_model, model.layers, model.label) == (32, 1, "tiny")
