@@ -135,7 +135,7 @@ class Session(Recorder):
         if self.phase == "evaluation":
             self.enter(self.before_evaluation)
 
-    def backward_begins(self, outputs: Any) -> None:
+    def backward_begins(self, losses: Any) -> None:
         """Backward begins, perhaps inside another one (activation checkpointing)."""
         self.depth["backward"] += 1
         if self.depth["backward"] > 1 or self.depth["optimizer"]:
@@ -144,7 +144,7 @@ class Session(Recorder):
         self.begin_step()
         self.backwards += 1
         if not self.rehearses:
-            self.losses += [loss_of(output) for output in outputs]
+            self.losses += [loss_of(loss) for loss in losses]
         if self.recording:
             owners = self.owners().on_device("cuda")
             self.history.mark("end_forward", "", owners)  # type: ignore[union-attr]
