@@ -76,6 +76,7 @@ def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Pa
     assert [step["loss"] for step in records(folder, "step")][earlier:] == printed[earlier:]
     phases = {record["phase"] for record in records(folder, "phase")}
     assert phases >= {"forward", "backward", *(() if how == "inside backward" else ("step",))}
+    assert all(step["duration_s"] > 0 for step in records(folder, "step"))
     assert [path.name for path in folder.glob("rank*.jsonl")] == ["rank0.jsonl"]
     described = records(folder, "run")[-1]
     assert (described["model"], described["parameters"]) == ("Sequential", 49)
