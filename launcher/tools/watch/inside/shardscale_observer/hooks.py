@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from shardscale_observer.compiled import COMPILED
 from shardscale_observer.endings import follow_endings
 from shardscale_observer.errors import place_in_program
 from shardscale_observer.guard import guarded
@@ -178,6 +179,7 @@ class Observer:
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
             if compiling():
+                COMPILED.optimizer = optimizer
                 return None
             own, *given = args  # the optimizer, then perhaps a closure
             if given and callable(given[0]):

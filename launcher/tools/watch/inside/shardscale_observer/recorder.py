@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 
 from shardscale_observer.clock import APART, Clock
+from shardscale_observer.compiled import COMPILED
 from shardscale_observer.guard import FAULTS
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
@@ -35,7 +36,7 @@ class Recorder:
         self.peaks = peaks
         self.file: RankFile | None = None
         self.history: History | None = None
-        self.phase = "load"
+        self.phase, self.before_evaluation = "load", "other"
         self.steps = 0
         """Completed steps."""
         self.in_step = self.stepped = False
@@ -66,20 +67,19 @@ class Recorder:
         """Steps that an evaluation followed, or a generation."""
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None
-        self.before_evaluation = "other"
         self.losses: list[Any] = []
         self.tokens: int | None = None
         self.lr: float | None = None
         self.data_ranks: int | None = None
         self._log = PhaseLog()
-        self._step_peak = (0, 0)
-        self._sampled = True
+        self._step_peak, self._sampled = (0, 0), True
 
     def end(self, reason: str) -> None:
         """The program ends: write what is known by now. Later calls do nothing."""
         if self.closed or self.file is None or self._clock is None:
             return
         self.closed = True
+        COMPILED.note(self)
         if self.stepped:
             self._end_step()
             self.mark_owners()  # a program may give its weights other storages after a step
@@ -135,6 +135,7 @@ class Recorder:
     def begin_step(self) -> None:
         if self.captures():
             return  # the replays are the steps
+        COMPILED.note(self)
         if self.timeline is not None:
             if self.stepped and self._round_ends():
                 self._end_timeline()
