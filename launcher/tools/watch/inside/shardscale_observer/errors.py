@@ -51,11 +51,18 @@ def _place(code: Any, line: int) -> dict[str, Any]:
     return {"file": file, "line": line, "function": code.co_name, "code": text}
 
 
-def is_out_of_memory(torch: Any, error: BaseException) -> bool:
-    """Return whether the device or the host ran out of memory."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "not enough memory" in text
-    )
+def is_out_of_memory(torch: Any, error: BaseException | None, *, of_host: bool) -> bool:
+    """Return whether the device ran out of memory, or the host if that is asked, perhaps as the
+    cause of another error."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        if of_host and (
+            isinstance(error, MemoryError)
+            or "can't allocate memory" in text
+            or "not enough memory" in text
+        ):
+            return True
+        error = error.__cause__
+    return False

@@ -214,13 +214,16 @@ class Session(Recorder):
         if self.closed:
             return
         self.open(None, (), {})
-        owners = self.owners()
+        owners, phase = self.owners(), self.phase
+        if self.stepped:  # an evaluation or a save behind a whole step
+            self._end_step()
+            self.phase = phase
         if self.recording:
             self.history.mark("out_of_memory", "", owners.on_device("cuda"))  # type: ignore[union-attr]
         module = self.names.get(id(self.modules[-1])) if self.modules else None
         self.event(
             "out_of_memory",
-            phase=self.phase,
+            phase=phase,
             module=module,
             libraries=libraries_in_use(),
             held=owners.bytes_by_category("cuda" if self.device is not None else "cpu"),
@@ -239,11 +242,12 @@ class Session(Recorder):
         if self.torch.cuda.is_initialized():  # one that has used no GPU may be a launcher of ranks
             self.open(None, (), {})
         if self.file is None:
+        ran_out = is_out_of_memory(self.torch, error, of_host=not self.rehearses)
             return
         self.event(
             "uncaught",
             error=f"{type(error).__name__}: {error}"[:1000],
-            out_of_memory=is_out_of_memory(self.torch, error),
+            out_of_memory=ran_out,
             phase=self.phase,
             place=place_of_error(error),
         )
