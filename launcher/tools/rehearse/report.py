@@ -39,6 +39,11 @@ def lines(result: Rehearsal) -> Iterator[str]:
         yield (
             f"no process has trained with torch on the GPU; the program's exit code is {stage.code}"
         )
+        if stage.code == 0:
+            yield (
+                f"  the node has {result.gpus} GPU{'s' if result.gpus > 1 else ''}: a program that "
+                "sets CUDA_VISIBLE_DEVICES to others finds none, so give --gpus N"
+            )
         return
     yield _headline(result)
     if stage.ran_out:

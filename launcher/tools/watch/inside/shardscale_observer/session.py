@@ -35,34 +35,38 @@ class Session(Recorder):
     optimizer, every backward that a forward follows is one.
     """
 
-    def open(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Open the rank's file at the first sign of a training."""
-        if self.file is not None or self.closed:
-            return
+    def open(self, module: Any, args: Any, kwargs: Any) -> bool:
+        """Open the rank's file at the first sign of a training, in a rehearsal one on the GPU;
+        returns whether it is open."""
+        used = self.torch.cuda.is_initialized() or not self.rehearses
+        if self.file is not None or self.closed or not used:
+            return self.file is not None
         try:
             self.file = RankFile(self.settings["folder"], rank_of_process()[0])
         except FileExistsError:  # a helper process that computes something, too
             self.closed = True
-            return
+            return False
         self._use_device()
         self._describe(module, args, kwargs)
+        return True
 
     def _follow(self, module: Any, args: Any, kwargs: Any) -> None:
         """See a root module, and describe the run anew if it is larger than those before, or is the
         first on a GPU: a program may have tried something small."""
-        if self.file is None or self.closed:
+        if self.closed:
             return
-        arrives = self.device is None and self.torch.cuda.is_initialized()
-        if arrives:
+        if self.device is None and self.torch.cuda.is_initialized():
             # `_use_device` replaces the clock, which has the marks of these steps
             self._write_steps(wait=True)
             self._use_device()
+            self.roots.clear()
+            self._parameters = -1
         if not self.torch.is_grad_enabled() or module in self.roots:
             return
         self.roots.add(module)
         for name, inner in module.named_modules():
             self.names.setdefault(id(inner), unwrapped(name))
-        if arrives or parameters_of(module) > self._parameters:
+        if parameters_of(module) > self._parameters:
             self._describe(module, args, kwargs)
 
     def _use_device(self) -> None:
@@ -101,7 +105,8 @@ class Session(Recorder):
         """An outermost module begins its forward."""
         if self.depth["backward"] or self.depth["optimizer"] or self._prepares_data(module):
             return
-        self.open(module, args, kwargs)
+        if not self.open(module, args, kwargs):
+            return
         self._follow(module, args, kwargs)
         with_gradients = self.torch.is_grad_enabled()
         if not with_gradients and (self.stepped or not self.in_step):
@@ -140,7 +145,8 @@ class Session(Recorder):
         self.depth["backward"] += 1
         if self.depth["backward"] > 1 or self.depth["optimizer"]:
             return
-        self.open(None, (), {})
+        if not self.open(None, (), {}):
+            return
         self.begin_step()
         self.backwards += 1
         if not self.rehearses:
@@ -167,7 +173,8 @@ class Session(Recorder):
         self.lr = float(lr) if isinstance(lr, (int, float)) else None
         if self.depth["optimizer"] > 1 or self.depth["backward"]:
             return
-        self.open(None, (), {})
+        if not self.open(None, (), {}):
+            return
         del self.modules[:]
         self.stepping.add(id(optimizer))
         self.in_step = self.has_optimizer = True
