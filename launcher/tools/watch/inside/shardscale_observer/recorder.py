@@ -41,7 +41,7 @@ class Recorder:
         """Completed steps."""
         self.in_step = self.stepped = False
         self.in_graphs: set[int] = set()  # optimizers whose step a CUDA graph holds
-        self.depth = {"backward": 0, "optimizer": 0, "checkpoint": 0}
+        self.depth = {"backward": 0, "optimizer": 0}
         self.modules: list[Any] = []
         """Modules that are in their forward now, outermost first."""
         self.names: dict[int, str] = {}
@@ -197,10 +197,10 @@ class Recorder:
             self.ends_untimed(repr(error))
         leave()
 
-    def ends_untimed(self, why: str) -> None:
+    def ends_untimed(self, why: str, **more: Any) -> None:
         """End the program without a timeline, whatever happens: its bytes are known."""
         try:
-            self.event("no_timeline", reason=why[:1000])
+            self.event("no_timeline", reason=why[:1000], **more)
         finally:
             leave()
 

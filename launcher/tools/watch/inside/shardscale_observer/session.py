@@ -242,14 +242,14 @@ class Session(Recorder):
 
     def fails(self, error: BaseException) -> None:
         """An exception that the program does not catch ends it."""
+        ran_out = is_out_of_memory(self.torch, error, of_host=not self.rehearses)
         if self.timeline is not None:
-            self.ends_untimed(repr(error))
+            self.ends_untimed(repr(error), out_of_memory=ran_out)
         if isinstance(error, SystemExit):
             return
         if self.torch.cuda.is_initialized():  # one that has used no GPU may be a launcher of ranks
             self.open(None, (), {})
         if self.file is None:
-        ran_out = is_out_of_memory(self.torch, error, of_host=not self.rehearses)
             return
         self.event(
             "uncaught",
