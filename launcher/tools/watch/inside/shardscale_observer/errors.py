@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import sysconfig
 from typing import Any
 
@@ -33,6 +34,14 @@ def place_in_program(frame: Any) -> dict[str, Any] | None:
     while frame is not None and not is_of_program(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is None else _place(frame.f_code, frame.f_lineno)
+
+
+def is_called_by(function: str) -> bool:
+    """Return True if a function of this name is among the callers."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
 
 
 def place_of_error(error: BaseException) -> dict[str, Any] | None:

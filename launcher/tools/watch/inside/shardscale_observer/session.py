@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardscale_observer.clock import APART, Clock
-from shardscale_observer.errors import is_out_of_memory, place_of_error
+from shardscale_observer.errors import is_called_by, is_out_of_memory, place_of_error
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
 from shardscale_observer.owners import unwrapped
@@ -173,7 +173,8 @@ class Session(Recorder):
         self.lr = float(lr) if isinstance(lr, (int, float)) else None
         if self.depth["optimizer"] > 1 or self.depth["backward"]:
             return
-        if not self.open(None, (), {}):
+        # DCP makes the states that it will load by a step with gradients of 0
+        if is_called_by("_init_optim_state") or not self.open(None, (), {}):
             return
         del self.modules[:]
         self.stepping.add(id(optimizer))
