@@ -237,6 +237,31 @@ def test_compiled_optimizers_and_sparse_gradients(sparse: bool, size: int, tmp_p
     assert held == [size] * 2
 
 
+REPTILE = """\
+import copy, torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+model = torch.nn.Linear(4, 4)
+outer = torch.optim.AdamW(model.parameters())
+get_optimizer_state_dict(model, outer)  # whose step of zeros is none
+for task in range(4):
+    fast = copy.deepcopy(model)
+    inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+    fast(torch.ones(2, 4)).sum().backward()
+    inner.step()
+    (fast(torch.ones(2, 4)).sum() + model(torch.ones(2, 4)).sum()).backward()
+    outer.step()
+"""
+
+
+def test_optimizers_of_one_task_each(tmp_path: Path) -> None:
+    program, folder = tmp_path / "reptile.py", tmp_path / "run"
+    program.write_text(REPTILE)
+    _, errors = start(*WATCH, str(folder), "--", sys.executable, str(program)).communicate()
+    assert [step["lr"] for step in records(folder, "step")] == [0.1, 1e-3] * 4, errors
+    (ended,) = (e["detail"] for e in records(folder, "event") if e["name"] == "program_ended")
+    assert ended["turns"] <= 3  # a rehearsal takes as many times its steps
+
+
 def test_a_program_that_looks_for_torch_first_is_watched(tmp_path: Path) -> None:
     """As transformers does, which imports torch only where it is."""
     program = tmp_path / "looks.py"

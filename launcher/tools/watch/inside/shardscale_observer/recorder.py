@@ -16,7 +16,7 @@ from shardscale_observer.leaving import leave
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile
-from shardscale_observer.reading import libraries_in_use
+from shardscale_observer.reading import alive, libraries_in_use
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -37,8 +37,7 @@ class Recorder:
         self.file: RankFile | None = None
         self.history: History | None = None
         self.phase, self.before_evaluation = "load", "other"
-        self.steps = 0
-        """Completed steps."""
+        self.steps = 0  # completed
         self.in_step = self.stepped = False
         self.in_graphs: set[int] = set()  # optimizers whose step a CUDA graph holds
         self.depth = {"backward": 0, "optimizer": 0}
@@ -46,8 +45,7 @@ class Recorder:
         """Modules that are in their forward now, outermost first."""
         self.names: dict[int, str] = {}
         self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._parameters = 0
-        """Parameters of the largest of them."""
+        self._parameters = 0  # of the largest of them
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.has_optimizer: bool | None = None
         """False where the program updates its weights by itself; None while that is not known."""
@@ -55,7 +53,8 @@ class Recorder:
         self.stepping: set[int] = set()
         """Optimizers that have stepped in this step."""
         self.turns: set[frozenset[int]] = set()
-        """Those of the steps before: one element, unless optimizers step in turn, as a GAN's."""
+        """Those of the steps before that are alive: one element, unless optimizers step in turn, as
+        a GAN's."""
         self._in_timeline: list[frozenset[int]] = []
         self.device: int | None = None
         self.values: Any = None
@@ -181,7 +180,7 @@ class Recorder:
         self._in_timeline.append(frozenset(self.stepping))
         self.stepping.clear()
         self.stepped = False
-        if self.turns <= set(self._in_timeline):
+        if alive(self.turns, self.optimizers) <= set(self._in_timeline):
             return True
         if len(self._in_timeline) >= self.steps:
             self.ends_untimed(f"not all optimizers that step in turn did in {self.steps} steps")
@@ -212,7 +211,7 @@ class Recorder:
         self._close_phase()
         self.phase, self.in_step, self.stepped = "other", False, False
         self.steps += 1
-        self.turns.add(frozenset(self.stepping))
+        self.turns = alive({*self.turns, frozenset(self.stepping)}, self.optimizers)
         self.stepping.clear()
         assert self._clock is not None
         content = {
