@@ -66,7 +66,7 @@ class Session(Recorder):
         self.roots.add(module)
         for name, inner in module.named_modules():
             self.names.setdefault(id(inner), unwrapped(name))
-        if parameters_of(module) > self._parameters:
+        if _trains(module) and parameters_of(module) > self._parameters:
             self._describe(module, args, kwargs)
 
     def _use_device(self) -> None:
@@ -91,7 +91,8 @@ class Session(Recorder):
         assert self.file is not None
         described = describe(self.torch, module, args, kwargs)
         world_size, on_gpu = rank_of_process()[1], self.device is not None
-        self._parameters = described["parameters"]
+        trains = self.torch.is_grad_enabled() and module is not None and _trains(module)
+        self._parameters = described["parameters"] if trains else -1
         self.data_ranks = data_ranks(module, described["strategy"], world_size)
         self.file.begin(
             folder=self.settings["folder"],
