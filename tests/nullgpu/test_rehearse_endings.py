@@ -269,3 +269,22 @@ def test_a_program_on_the_cpu_gets_no_verdict() -> None:
     found = shardscale.rehearse([program, loop], gpu="T4")
     assert found.verdict is None
     assert "no process has trained with torch on the GPU" in repr(found)
+
+
+TEACHER = """\
+import torch
+teacher = torch.nn.Linear(1 << 15, 1 << 15, bias=False, device="cuda").requires_grad_(False)
+model = torch.nn.Linear(1 << 14, 1 << 14, bias=False, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+with torch.no_grad():
+    teacher(torch.ones(8, 1 << 15, device="cuda"))
+model(torch.ones(1 << 17, 1 << 14, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_teacher_is_no_activation_and_not_what_is_trained() -> None:
+    found = shardscale.rehearse(TEACHER, gpu="T4")
+    assert found.verdict == "does not fit"
+    assert f"Linear, {1 << 28:,} parameters" in repr(found)
+    assert "alive then: activations 8.00GiB, other 4.00GiB, params 1.00GiB" in repr(found)
