@@ -126,6 +126,8 @@ for step in range(9):
     assert "left out" not in repr(without)
     assert "every step is followed" not in repr(without)
 
+    not_reached = "  not in it: an evaluation or a save after the first 3 steps"
+    assert (not_reached in repr(with_them), not_reached in repr(without)) == (False, True)
 
 SEARCH = """\
 import torch
