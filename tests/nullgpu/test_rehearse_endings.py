@@ -255,14 +255,15 @@ def test_the_hosts_memory_is_not_the_gpus() -> None:
     assert "The program ended with an error of its own: MemoryError: Unable to" in repr(found)
 
 
-def test_a_larger_step_behind_those_that_are_recorded() -> None:
+@pytest.mark.parametrize("batch", ["1 << 25", "1 << 28"], ids=["forward", "inputs"])
+def test_a_larger_step_behind_those_that_are_recorded(batch: str) -> None:
     loop = """\
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for batch in (8, 8, 8, 1 << 25):
+for batch in (8, 8, 8, LARGE):
     model(torch.ones(batch, 64, device="cuda")).sum().backward()
     optimizer.step()
 """
-    found = shardscale.rehearse([MODEL, loop], gpu="T4")
+    found = shardscale.rehearse([MODEL, loop.replace("LARGE", batch)], gpu="T4")
     assert found.verdict == "does not fit"
     assert "Without a limit it needs (rank 0, 4 steps" in repr(found)
 

@@ -133,6 +133,8 @@ def rehearse(request: Request) -> Rehearsal:
     if stage.ran_out:
         large = replace(gpu, memory_gib=UNLIMITED_GIB)
         inner = folders.new_folder(folder / WITHOUT_LIMIT, request.command, "rehearse")
+        # the step that ran out, too
+        request = replace(request, steps=max(request.steps, stage.steps + 1))
         unlimited = _run(request, [large] * gpus, inner, answers, alone)
     whole = unlimited or stage
     world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1
