@@ -25,6 +25,8 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch.nn.LSTM(64, 64).cuda()", "cuDNN's recurrent networks or CTC loss"),
         ("torch.nn.init.orthogonal_(model.weight)", "cuSOLVER"),
         ("torch.fft.rfft(model.weight)", "cuFFT"),
+        # what the allocator cudaMallocAsync ends with
+        ('raise RuntimeError("CUDA error: operation not supported")', "a function of CUDA"),
         ("torch.sparse.mm(model.weight.to_sparse(), model.weight)", "cuSPARSE"),
     ],
 )
@@ -124,6 +126,8 @@ for step in range(9):
     assert "left out of it: checkpoint, evaluation" in repr(with_them)
     assert "every step is followed by forwards without gradients" in repr(with_them)
     assert "left out" not in repr(without)
+    not_reached = "  not in it: an evaluation or a save after the first 3 steps"
+    assert (not_reached in repr(with_them), not_reached in repr(without)) == (False, True)
     assert "every step is followed" not in repr(without)
 
 
@@ -203,3 +207,89 @@ def test_there_are_addresses_for_expandable_segments_without_a_limit() -> None:
     found = shardscale.rehearse(EXPANDABLE, gpu="T4", gpus=8)
     assert found.verdict == "does not fit"
     assert "Without a limit it needs (rank 0, 3 steps" in repr(found)
+
+
+LARGE_STATES = """\
+import sys, torch
+def main():
+    model = torch.nn.Linear(1 << 15, 1 << 15, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(9):
+        model(torch.ones(8, 1 << 15, device="cuda")).sum().backward()
+        optimizer.step()
+try:
+    main()
+except Exception as error:
+    {end}
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit(1)", 'raise RuntimeError("too large") from error'])
+def test_out_of_memory_that_the_program_turns_into_another_error(end: str) -> None:
+    """Hydra catches every error, and exits."""
+    found = shardscale.rehearse(LARGE_STATES.format(end=end), gpu="T4")
+    assert found.verdict == "does not fit"
+    assert "Out of memory in step: rank 0 asked for" in repr(found)
+    assert "  cell.py:7 in main: optimizer.step()" in repr(found)
+
+
+def test_out_of_memory_behind_a_whole_step() -> None:
+    loop = """\
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+try:
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        model(torch.ones(1 << 25, 64, device="cuda"))
+except torch.OutOfMemoryError:
+    pass
+"""
+    found = shardscale.rehearse([MODEL, loop], gpu="T4")
+    assert found.verdict == "does not fit"
+    assert "Out of memory in evaluation: rank 0 asked for" in repr(found)
+
+
+def test_the_hosts_memory_is_not_the_gpus() -> None:
+    found = shardscale.rehearse([MODEL, "import numpy", "numpy.zeros(1 << 55)"], gpu="T4")
+    assert found.verdict is None
+    assert "The program ended with an error of its own: MemoryError: Unable to" in repr(found)
+
+
+@pytest.mark.parametrize("batch", ["1 << 25", "1 << 28"], ids=["forward", "inputs"])
+def test_a_larger_step_behind_those_that_are_recorded(batch: str) -> None:
+    loop = """\
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in (8, 8, 8, LARGE):
+    model(torch.ones(batch, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    found = shardscale.rehearse([MODEL, loop.replace("LARGE", batch)], gpu="T4")
+    assert found.verdict == "does not fit"
+    assert "Without a limit it needs (rank 0, 4 steps" in repr(found)
+
+
+def test_a_program_on_the_cpu_gets_no_verdict() -> None:
+    program = MODEL.replace(', device="cuda"', "")
+    loop = "model(torch.ones(8, 64)).sum().backward()"
+    found = shardscale.rehearse([program, loop], gpu="T4")
+    assert found.verdict is None
+    assert "no process has trained with torch on the GPU" in repr(found)
+
+
+TEACHER = """\
+import torch
+teacher = torch.nn.Linear(1 << 15, 1 << 15, bias=False, device="cuda").requires_grad_(False)
+model = torch.nn.Linear(1 << 14, 1 << 14, bias=False, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+with torch.no_grad():
+    teacher(torch.ones(8, 1 << 15, device="cuda"))
+model(torch.ones(1 << 17, 1 << 14, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+def test_a_teacher_is_no_activation_and_not_what_is_trained() -> None:
+    found = shardscale.rehearse(TEACHER, gpu="T4")
+    assert found.verdict == "does not fit"
+    assert f"Linear, {1 << 28:,} parameters" in repr(found)
+    assert "alive then: activations 8.00GiB, other 4.00GiB, params 1.00GiB" in repr(found)

@@ -1,8 +1,10 @@
 """Read a program's command: its interpreter, and the ranks that it starts per node."""
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -15,6 +17,7 @@ _RANKS = (
     *("--num_gpus", "--num-gpus"),  # deepspeed
 )
 _CONFIGS = ("--config_file", "--config-file")  # accelerate launch
+_LAUNCHERS = ("torch.distributed.", "accelerate", "deepspeed")  # modules
 
 
 def interpreter(command: Sequence[str]) -> str:
@@ -38,12 +41,29 @@ def interpreter(command: Sequence[str]) -> str:
 
 def ranks_per_node(command: Sequence[str]) -> int | None:
     """Return the processes that the command's launcher starts; None where it does not say."""
+    command = _of_launcher(command)
     if (value := _value(command, _RANKS)) is not None:
         # torchrun also takes auto, gpu and cpu
         return int(value) if value.isdecimal() else None
+    if (slots := _value(command, ("--include",))) is not None:
+        # deepspeed's localhost:0,2 needs a node of three
+        numbers = map(int, re.findall(r"\d+", slots.partition(":")[2]))
+        return max(numbers, default=-1) + 1 or None
     if (file := _value(command, _CONFIGS)) is not None:
         return _ranks_of_config(Path(file))
+    if {Path(command[0]).name, *command} & {"accelerate", "accelerate.commands.launch", "trl"}:
+        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+        home = os.environ.get("HF_HOME", f"{cache}/huggingface")
+        return _ranks_of_config(Path(home, "accelerate", "default_config.yaml").expanduser())
     return None
+
+
+def _of_launcher(command: Sequence[str]) -> Sequence[str]:
+    """Return the words before the program: those behind it are its own."""
+    for number, (word, following) in enumerate(pairwise([*command, ""])):
+        if word.endswith(".py") or (word == "-m" and not following.startswith(_LAUNCHERS)):
+            return command[:number]
+    return command
 
 
 def _value(command: Sequence[str], flags: Sequence[str]) -> str | None:

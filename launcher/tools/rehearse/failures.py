@@ -66,7 +66,9 @@ def _error_lines(stage: Stage) -> Iterator[str]:
     kind = "an error" if reads else "an error of its own"
     yield f"The program ended with {kind}: {stage.status.reason}"
     yield from _place(stage.status.detail.get("place"))
-    if reads:
+    if "invalid device ordinal" in (stage.status.reason or ""):
+        yield "  try --gpus N: the program uses more GPUs than the node was given"
+    elif reads:
         yield (
             "  It may come from a value that no kernel has computed: those that it read are listed "
             "below, and --answer FILE:LINE=VALUE sets one"

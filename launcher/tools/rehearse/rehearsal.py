@@ -33,6 +33,7 @@ from launcher.util.files import check_new_file
 # expandable segment, of which every stream has two.
 UNLIMITED_GIB = 2048
 WITHOUT_LIMIT = "without-limit"
+ONE_STEP_MORE = "one-step-more"
 EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
 
 
@@ -124,10 +125,16 @@ def rehearse(request: Request) -> Rehearsal:
         check_new_file(request.snapshot)
     folder = folders.new_folder(request.out, request.command, "rehearse")
     stage = _run(request, [gpu] * gpus, folder, answers, alone)
+    if stage.ran_out_later:  # in the step for seconds: it is to be recorded, too
+        request = replace(request, steps=request.steps + 1)
+        folder = folders.new_folder(folder / ONE_STEP_MORE, request.command, "rehearse")
+        stage = _run(request, [gpu] * gpus, folder, answers, alone)
     unlimited = None
     if stage.ran_out:
         large = replace(gpu, memory_gib=UNLIMITED_GIB)
         inner = folders.new_folder(folder / WITHOUT_LIMIT, request.command, "rehearse")
+        # the step that ran out, too
+        request = replace(request, steps=max(request.steps, stage.steps + 1))
         unlimited = _run(request, [large] * gpus, inner, answers, alone)
     whole = unlimited or stage
     world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1

@@ -20,7 +20,7 @@ from launcher.tools.rehearse.timeline import Kind
 from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.content import as_record
-from launcher.tools.watch.folder import WatchedRank
+from launcher.tools.watch.folder import WatchedRank, all_seen
 from launcher.tools.watch.tables import phase_name, phase_rows, table
 from launcher.util.sizes import gib
 
@@ -39,6 +39,11 @@ def lines(result: Rehearsal) -> Iterator[str]:
         yield (
             f"no process has trained with torch on the GPU; the program's exit code is {stage.code}"
         )
+        if stage.code == 0:
+            yield (
+                f"  the node has {result.gpus} GPU{'s' if result.gpus > 1 else ''}: a program that "
+                "sets CUDA_VISIBLE_DEVICES to others finds none, so give --gpus N"
+            )
         return
     yield _headline(result)
     if stage.ran_out:
@@ -51,6 +56,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     yield from failed_lines(whole)
     yield from table((f"rank {worst.number}", "allocated", "reserved"), _phases(worst))
     yield from _contents(whole, worst)
+    yield from _not_reached(whole)
     if len(whole.ranks) > 1:
         yield from table(("peaks", "allocated", "reserved", "resident set"), _ranks(whole))
     for other in whole.other_gpus:
@@ -162,6 +168,15 @@ def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
     yield from table(
         ("modules at the peak", "bytes"), [(name, gib(size)) for name, size in largest]
     )
+
+
+def _not_reached(stage: Stage) -> Iterator[str]:
+    """Yield what no rank did before the rehearsal ended it: it may need more than a step."""
+    done = {phase["period"] for rank in stage.ranks for phase in rank.of_kind("phase")}
+    words = {"evaluation": "an evaluation", "save": "a save"}
+    missing = [word for period, word in words.items() if period not in done]
+    if missing and all_seen(stage.ranks):
+        yield f"  not in it: {' or '.join(missing)} after the first {stage.steps} steps"
 
 
 def _ranks(stage: Stage) -> list[tuple[str, ...]]:

@@ -58,6 +58,12 @@ class Stage:
         return self.status.state == "oom" or self.gave_up
 
     @property
+    def ran_out_later(self) -> bool:
+        """Return True if the step after those that were recorded ran out of memory."""
+        untimed = [event for rank in self.ranks for event in rank.events("no_timeline")]
+        return any(event.get("out_of_memory") for event in untimed)
+
+    @property
     def other_gpus(self) -> list[dict[str, Any]]:
         """Return the peaks of each GPU that a rank uses besides its own."""
         return [{"rank": r.number, **gpu} for r in self.ranks for gpu in r.events("other_gpu")]

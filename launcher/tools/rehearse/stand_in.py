@@ -18,9 +18,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from launcher.measure.hardware import CONTEXT_BYTES, STAND_IN_GPUS, Gpu
+from launcher.measure.host_memory import available_host_bytes
 from launcher.tools import watch
 from launcher.tools.rehearse.build import built_for
 from launcher.util.errors import UserError
@@ -99,7 +98,7 @@ def environment(
         "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),
         "SHARDSCALE_STAND_IN_HOST_BYTES": before.get(
             "SHARDSCALE_STAND_IN_HOST_BYTES",
-            str(psutil.virtual_memory().available // (8 * len(gpus))),
+            str(available_host_bytes() // (8 * len(gpus))),
         ),
         # Where processes meet: the same for all of them, whatever each one's TMPDIR.
         "SHARDSCALE_STAND_IN_MEET": before.get("SHARDSCALE_STAND_IN_MEET", tempfile.gettempdir()),

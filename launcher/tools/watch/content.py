@@ -204,10 +204,13 @@ class _Replay:
                 piece.category, piece.module = category, module
 
     def _keep_activations(self, gathered: set[str]) -> None:
+        in_forward = self.phase.endswith("/forward")  # of a module, else all before is one
         for address, piece in self._live.items():
             if piece.category is None and piece.phase.rpartition("/")[2] in _OF_FORWARD:
-                is_gathered = str(address) in gathered
-                piece.category = "temporary" if is_gathered else "activations"
+                # what was there before any forward is a teacher's, or data
+                before = in_forward and piece.phase == "init/load"
+                kept = "other" if before else "activations"
+                piece.category = "temporary" if str(address) in gathered else kept
 
 
 def collapsed(module: str) -> str:

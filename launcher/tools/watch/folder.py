@@ -5,7 +5,7 @@ import datetime
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -197,6 +197,8 @@ def _status(ranks: Sequence[WatchedRank], code: int) -> Status:
     )
     if code == 0 or all_seen(ranks):
         return Status(state="completed", phase="end", exit_code=code)
+    if code > 0:
+        failures += _given_up(ranks, code)
     if failures:
         # out of memory breaks the collectives of other ranks, whose errors may come first
         _, number, detail = next(
@@ -214,6 +216,20 @@ def _status(ranks: Sequence[WatchedRank], code: int) -> Status:
     if code < 0:
         reason = f"ended by {signal_name(-code)}"
     return Status(state="failed", phase="unknown", reason=reason, exit_code=code)
+
+
+def _given_up(
+    ranks: Sequence[WatchedRank], code: int
+) -> Iterator[tuple[float, int, dict[str, Any]]]:
+    """Yield ranks that caught out of memory and ended without another step, as failures: Hydra, for
+    one, turns every error into an exit code."""
+    for rank in ranks:
+        ends = [r for r in rank.records if {r["kind"], r.get("name")} & {"step", "out_of_memory"}]
+        ended = rank.events("program_ended") and not rank.events("uncaught")
+        if ended and ends and ends[-1]["kind"] == "event":
+            found, error = ends[-1], f"exit code {code} after out of memory"
+            detail = {**found["detail"], "out_of_memory": True, "error": error}
+            yield found["unix_s"], rank.number, detail
 
 
 def all_seen(ranks: Sequence[WatchedRank]) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from launcher.tools.watch.folder import WatchedRank, conclude
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = str(Path(__file__).parent / "watched_program.py")
 WATCH = (sys.executable, "-m", "launcher", "watch", "--out")
@@ -57,7 +59,7 @@ def watched(folder: Path, how: str, *, sends: int | None = None) -> tuple[int, s
         *(("fork", 0), ("spawn", 0), ("closure", 0), ("broken", 0)),
         *(("os._exit", 9), ("error", 1), ("memory", 1)),
         *(("mp.spawn: error", 1), ("mp.spawn: memory", 1), ("Process: error", 1)),
-        ("small first", 0),
+        *(("small first", 0), ("penalty", 0), ("inside backward", 0)),
     ],
 )
 def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Path) -> None:
@@ -75,7 +77,8 @@ def test_exit_code_and_output_are_the_programs(how: str, code: int, tmp_path: Pa
     earlier = int(how == "small first")  # whose loss is of the first step, too
     assert [step["loss"] for step in records(folder, "step")][earlier:] == printed[earlier:]
     phases = {record["phase"] for record in records(folder, "phase")}
-    assert phases >= {"forward", "backward", "step"}
+    assert phases >= {"forward", "backward", *(() if how == "inside backward" else ("step",))}
+    assert all(step["duration_s"] > 0 for step in records(folder, "step"))
     assert [path.name for path in folder.glob("rank*.jsonl")] == ["rank0.jsonl"]
     described = records(folder, "run")[-1]
     assert (described["model"], described["parameters"]) == ("Sequential", 49)
@@ -173,6 +176,90 @@ def test_report_reads_the_folder(tmp_path: Path) -> None:
     assert row["steps"] == 5
     assert row["resident_set_bytes"] > 10 * 2**20
     assert row["notes"] == []
+
+
+STEP = {"kind": "step", "step": 1}
+RAN_OUT = {
+    **{"kind": "event", "name": "out_of_memory", "unix_s": 1.0, "step": 1},
+    "detail": {"phase": "forward", "place": {"file": "train.py", "line": 3}},
+}
+EXITED = {"kind": "event", "name": "program_ended", "unix_s": 2.0, "detail": {"reason": "exit"}}
+FAILED = {
+    **{"kind": "event", "name": "uncaught", "unix_s": 1.5},
+    "detail": {"out_of_memory": False, "phase": "other", "error": "ValueError", "place": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "code", "state"),
+    [
+        ([[STEP, RAN_OUT, EXITED]], 1, "oom"),
+        ([[FAILED, EXITED], [STEP, RAN_OUT, EXITED]], 1, "oom"),
+        ([[RAN_OUT, STEP, EXITED]], 1, "failed"),  # which went on
+        ([[RAN_OUT, FAILED, EXITED]], 1, "failed"),
+        ([[RAN_OUT]], -15, "failed"),
+        ([[RAN_OUT, EXITED]], 0, "completed"),
+    ],
+)
+def test_out_of_memory_that_the_program_turns_into_an_exit_code(
+    ranks: list[list[dict[str, Any]]], code: int, state: str, tmp_path: Path
+) -> None:
+    found = [WatchedRank(number, records) for number, records in enumerate(ranks)]
+    conclude(tmp_path, found, code)
+    assert status(tmp_path)["state"] == state
+    if state == "oom":
+        assert status(tmp_path)["reason"] == "exit code 1 after out of memory"
+        assert status(tmp_path)["detail"]["place"]["line"] == 3
+
+
+LOOP = """\
+import torch
+model = torch.nn.Embedding(8, 4, sparse={sparse})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.compile(backend="eager", disable={sparse})
+def update():
+    optimizer.step()
+for _ in range(3):
+    loss = model(torch.arange(6)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    update()
+"""
+
+
+@pytest.mark.parametrize(("sparse", "size"), [(False, 8 * 4 * 4), (True, 6 * (4 * 4 + 8))])
+def test_compiled_optimizers_and_sparse_gradients(sparse: bool, size: int, tmp_path: Path) -> None:
+    program, folder = tmp_path / "loop.py", tmp_path / "run"
+    program.write_text(LOOP.format(sparse=sparse))
+    _, errors = start(*WATCH, str(folder), "--", sys.executable, str(program)).communicate()
+    assert [step["duration_s"] > 0 for step in records(folder, "step")] == [True] * 3, errors
+    held = [record["device"]["grads_bytes"] for record in records(folder, "ledger")]
+    assert held == [size] * 2
+
+
+REPTILE = """\
+import copy, torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+model = torch.nn.Linear(4, 4)
+outer = torch.optim.AdamW(model.parameters())
+get_optimizer_state_dict(model, outer)  # whose step of zeros is none
+for task in range(4):
+    fast = copy.deepcopy(model)
+    inner = torch.optim.SGD(fast.parameters(), lr=0.1)
+    fast(torch.ones(2, 4)).sum().backward()
+    inner.step()
+    (fast(torch.ones(2, 4)).sum() + model(torch.ones(2, 4)).sum()).backward()
+    outer.step()
+"""
+
+
+def test_optimizers_of_one_task_each(tmp_path: Path) -> None:
+    program, folder = tmp_path / "reptile.py", tmp_path / "run"
+    program.write_text(REPTILE)
+    _, errors = start(*WATCH, str(folder), "--", sys.executable, str(program)).communicate()
+    assert [step["lr"] for step in records(folder, "step")] == [0.1, 1e-3] * 4, errors
+    (ended,) = (e["detail"] for e in records(folder, "event") if e["name"] == "program_ended")
+    assert ended["turns"] <= 3  # a rehearsal takes as many times its steps
 
 
 def test_a_program_that_looks_for_torch_first_is_watched(tmp_path: Path) -> None:

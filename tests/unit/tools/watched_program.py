@@ -28,6 +28,15 @@ def main() -> None:
         if session is not None:
             session.Session.enter = None
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if how == "inside backward":
+        for parameter in model.parameters():
+            own = torch.optim.SGD([parameter], lr=1e-3)
+
+            def update(_: torch.Tensor, own: torch.optim.SGD = own) -> None:
+                own.step()
+
+            parameter.register_post_accumulate_grad_hook(update)
+        optimizer.step = lambda: None  # type: ignore[method-assign, assignment, misc]
     if how == "small first":
         nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
     context = how if how in ("fork", "spawn") else None
@@ -42,6 +51,8 @@ def main() -> None:
         def gradients(batch: torch.Tensor = batch) -> torch.Tensor:
             optimizer.zero_grad()
             loss: torch.Tensor = model(batch).square().mean()
+            if how == "penalty":  # what it differentiates is no loss
+                torch.autograd.grad(model(batch).sum(), list(model.parameters()))
             loss.backward()
             return loss
 

@@ -34,10 +34,10 @@ class Clock:
         self._since = now
 
     def end_step(self, content: Any) -> None:
-        """End a step with its last `step` phase; spans after it belong to the next."""
-        last = max(
-            (n for n, (phase, _, _) in enumerate(self._spans) if phase == "step"), default=-1
-        )
+        """End a step with its last `step` phase; spans after it belong to the next. Without one, as
+        where weights are updated inside of backward, it ends now."""
+        steps = [n for n, (phase, _, _) in enumerate(self._spans) if phase == "step"]
+        last = max(steps, default=len(self._spans) - 1)
         self._ended.append((self._spans[: last + 1], content))
         self._spans = self._spans[last + 1 :]
 

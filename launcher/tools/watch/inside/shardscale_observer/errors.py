@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 import sysconfig
 from typing import Any
 
@@ -35,6 +36,14 @@ def place_in_program(frame: Any) -> dict[str, Any] | None:
     return None if frame is None else _place(frame.f_code, frame.f_lineno)
 
 
+def is_called_by(function: str) -> bool:
+    """Return True if a function of this name is among the callers."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
 def place_of_error(error: BaseException) -> dict[str, Any] | None:
     """Return the innermost place of an exception's traceback in the program's own files."""
     found, trace = None, error.__traceback__
@@ -51,11 +60,18 @@ def _place(code: Any, line: int) -> dict[str, Any]:
     return {"file": file, "line": line, "function": code.co_name, "code": text}
 
 
-def is_out_of_memory(torch: Any, error: BaseException) -> bool:
-    """Return whether the device or the host ran out of memory."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in text or "not enough memory" in text
-    )
+def is_out_of_memory(torch: Any, error: BaseException | None, *, of_host: bool) -> bool:
+    """Return whether the device ran out of memory, or the host if that is asked, perhaps as the
+    cause of another error."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        if of_host and (
+            isinstance(error, MemoryError)
+            or "can't allocate memory" in text
+            or "not enough memory" in text
+        ):
+            return True
+        error = error.__cause__
+    return False

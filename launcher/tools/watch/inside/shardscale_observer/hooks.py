@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from shardscale_observer.compiled import COMPILED
 from shardscale_observer.endings import follow_endings
 from shardscale_observer.errors import place_in_program
 from shardscale_observer.guard import guarded
@@ -128,10 +129,10 @@ class Observer:
         run = autograd._engine_run_backward
 
         @guarded
-        def begins(outputs: Any) -> bool:
-            if not self.is_real() or not all(_is_plain(self.torch, one) for one in outputs):
+        def begins(outputs: Any, accumulate_grad: bool) -> bool:
+            if not self.is_real() or any("Fake" in type(one).__name__ for one in outputs):
                 return False
-            self.session.backward_begins(outputs)
+            self.session.backward_begins(outputs if accumulate_grad else ())  # grad() has no loss
             return True
 
         @guarded
@@ -140,7 +141,7 @@ class Observer:
 
         @functools.wraps(run)
         def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            began = begins(outputs)
+            began = begins(outputs, kwargs.get("accumulate_grad", True))
             try:
                 return run(outputs, *args, **kwargs)
             finally:
@@ -178,6 +179,7 @@ class Observer:
 
         def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
             if compiling():
+                COMPILED.optimizer = optimizer
                 return None
             own, *given = args  # the optimizer, then perhaps a closure
             if given and callable(given[0]):
@@ -294,7 +296,3 @@ class Observer:
             self.session.program_ends(reason)
 
         follow_endings(fails, ends)
-
-
-def _is_plain(torch: Any, tensor: Any) -> bool:
-    return not isinstance(tensor, torch.Tensor) or "Fake" not in type(tensor).__name__

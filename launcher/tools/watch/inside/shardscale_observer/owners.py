@@ -94,6 +94,8 @@ def _plain(value: Any) -> Iterator[Any]:
     local = getattr(value, "_local_tensor", None)
     if local is not None:
         yield from _plain(local)
+    elif value.is_sparse:  # an embedding's gradient
+        yield from (value._indices(), value._values())
     elif hasattr(value, "__tensor_flatten__"):
         for name in value.__tensor_flatten__()[0]:
             yield from _plain(getattr(value, name))

@@ -133,6 +133,13 @@ def makes_optimizers(torch: Any) -> bool:
     return any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects())
 
 
+def alive(turns: set[frozenset[int]], optimizers: Any) -> set[frozenset[int]]:
+    """Return those sets of optimizers, by their ids, that are there still: Reptile, for one, makes
+    a new optimizer for each task."""
+    ids = set(map(id, optimizers))
+    return {turn for turn in turns if turn <= ids}
+
+
 LIBRARIES = {
     "trl": "trl.trainer",
     "transformers": "transformers.trainer",

@@ -9,13 +9,14 @@ import weakref
 from typing import Any
 
 from shardscale_observer.clock import APART, Clock
+from shardscale_observer.compiled import COMPILED
 from shardscale_observer.guard import FAULTS
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile
-from shardscale_observer.reading import libraries_in_use
+from shardscale_observer.reading import alive, libraries_in_use
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -35,18 +36,16 @@ class Recorder:
         self.peaks = peaks
         self.file: RankFile | None = None
         self.history: History | None = None
-        self.phase = "load"
-        self.steps = 0
-        """Completed steps."""
+        self.phase, self.before_evaluation = "load", "other"
+        self.steps = 0  # completed
         self.in_step = self.stepped = False
         self.in_graphs: set[int] = set()  # optimizers whose step a CUDA graph holds
-        self.depth = {"backward": 0, "optimizer": 0, "checkpoint": 0}
+        self.depth = {"backward": 0, "optimizer": 0}
         self.modules: list[Any] = []
         """Modules that are in their forward now, outermost first."""
         self.names: dict[int, str] = {}
         self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._parameters = 0
-        """Parameters of the largest of them."""
+        self._parameters = 0  # of the largest of them
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.has_optimizer: bool | None = None
         """False where the program updates its weights by itself; None while that is not known."""
@@ -54,7 +53,8 @@ class Recorder:
         self.stepping: set[int] = set()
         """Optimizers that have stepped in this step."""
         self.turns: set[frozenset[int]] = set()
-        """Those of the steps before: one element, unless optimizers step in turn, as a GAN's."""
+        """Those of the steps before that are alive: one element, unless optimizers step in turn, as
+        a GAN's."""
         self._in_timeline: list[frozenset[int]] = []
         self.device: int | None = None
         self.values: Any = None
@@ -66,20 +66,19 @@ class Recorder:
         """Steps that an evaluation followed, or a generation."""
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None
-        self.before_evaluation = "other"
         self.losses: list[Any] = []
         self.tokens: int | None = None
         self.lr: float | None = None
         self.data_ranks: int | None = None
         self._log = PhaseLog()
-        self._step_peak = (0, 0)
-        self._sampled = True
+        self._step_peak, self._sampled = (0, 0), True
 
     def end(self, reason: str) -> None:
         """The program ends: write what is known by now. Later calls do nothing."""
         if self.closed or self.file is None or self._clock is None:
             return
         self.closed = True
+        COMPILED.note(self)
         if self.stepped:
             self._end_step()
             self.mark_owners()  # a program may give its weights other storages after a step
@@ -135,6 +134,7 @@ class Recorder:
     def begin_step(self) -> None:
         if self.captures():
             return  # the replays are the steps
+        COMPILED.note(self)
         if self.timeline is not None:
             if self.stepped and self._round_ends():
                 self._end_timeline()
@@ -180,7 +180,7 @@ class Recorder:
         self._in_timeline.append(frozenset(self.stepping))
         self.stepping.clear()
         self.stepped = False
-        if self.turns <= set(self._in_timeline):
+        if alive(self.turns, self.optimizers) <= set(self._in_timeline):
             return True
         if len(self._in_timeline) >= self.steps:
             self.ends_untimed(f"not all optimizers that step in turn did in {self.steps} steps")
@@ -196,10 +196,10 @@ class Recorder:
             self.ends_untimed(repr(error))
         leave()
 
-    def ends_untimed(self, why: str) -> None:
+    def ends_untimed(self, why: str, **more: Any) -> None:
         """End the program without a timeline, whatever happens: its bytes are known."""
         try:
-            self.event("no_timeline", reason=why[:1000])
+            self.event("no_timeline", reason=why[:1000], **more)
         finally:
             leave()
 
@@ -211,7 +211,7 @@ class Recorder:
         self._close_phase()
         self.phase, self.in_step, self.stepped = "other", False, False
         self.steps += 1
-        self.turns.add(frozenset(self.stepping))
+        self.turns = alive({*self.turns, frozenset(self.stepping)}, self.optimizers)
         self.stepping.clear()
         assert self._clock is not None
         content = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardscale_observer.clock import APART, Clock
-from shardscale_observer.errors import is_out_of_memory, place_of_error
+from shardscale_observer.errors import is_called_by, is_out_of_memory, place_of_error
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
 from shardscale_observer.owners import unwrapped
@@ -35,34 +35,38 @@ class Session(Recorder):
     optimizer, every backward that a forward follows is one.
     """
 
-    def open(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Open the rank's file at the first sign of a training."""
-        if self.file is not None or self.closed:
-            return
+    def open(self, module: Any, args: Any, kwargs: Any) -> bool:
+        """Open the rank's file at the first sign of a training, in a rehearsal one on the GPU;
+        returns whether it is open."""
+        used = self.torch.cuda.is_initialized() or not self.rehearses
+        if self.file is not None or self.closed or not used:
+            return self.file is not None
         try:
             self.file = RankFile(self.settings["folder"], rank_of_process()[0])
         except FileExistsError:  # a helper process that computes something, too
             self.closed = True
-            return
+            return False
         self._use_device()
         self._describe(module, args, kwargs)
+        return True
 
     def _follow(self, module: Any, args: Any, kwargs: Any) -> None:
         """See a root module, and describe the run anew if it is larger than those before, or is the
         first on a GPU: a program may have tried something small."""
-        if self.file is None or self.closed:
+        if self.closed:
             return
-        arrives = self.device is None and self.torch.cuda.is_initialized()
-        if arrives:
+        if self.device is None and self.torch.cuda.is_initialized():
             # `_use_device` replaces the clock, which has the marks of these steps
             self._write_steps(wait=True)
             self._use_device()
+            self.roots.clear()
+            self._parameters = -1
         if not self.torch.is_grad_enabled() or module in self.roots:
             return
         self.roots.add(module)
         for name, inner in module.named_modules():
             self.names.setdefault(id(inner), unwrapped(name))
-        if arrives or parameters_of(module) > self._parameters:
+        if _trains(module) and parameters_of(module) > self._parameters:
             self._describe(module, args, kwargs)
 
     def _use_device(self) -> None:
@@ -87,7 +91,8 @@ class Session(Recorder):
         assert self.file is not None
         described = describe(self.torch, module, args, kwargs)
         world_size, on_gpu = rank_of_process()[1], self.device is not None
-        self._parameters = described["parameters"]
+        trains = self.torch.is_grad_enabled() and module is not None and _trains(module)
+        self._parameters = described["parameters"] if trains else -1
         self.data_ranks = data_ranks(module, described["strategy"], world_size)
         self.file.begin(
             folder=self.settings["folder"],
@@ -101,7 +106,8 @@ class Session(Recorder):
         """An outermost module begins its forward."""
         if self.depth["backward"] or self.depth["optimizer"] or self._prepares_data(module):
             return
-        self.open(module, args, kwargs)
+        if not self.open(module, args, kwargs):
+            return
         self._follow(module, args, kwargs)
         with_gradients = self.torch.is_grad_enabled()
         if not with_gradients and (self.stepped or not self.in_step):
@@ -135,16 +141,17 @@ class Session(Recorder):
         if self.phase == "evaluation":
             self.enter(self.before_evaluation)
 
-    def backward_begins(self, outputs: Any) -> None:
+    def backward_begins(self, losses: Any) -> None:
         """Backward begins, perhaps inside another one (activation checkpointing)."""
         self.depth["backward"] += 1
         if self.depth["backward"] > 1 or self.depth["optimizer"]:
             return
-        self.open(None, (), {})
+        if not self.open(None, (), {}):
+            return
         self.begin_step()
         self.backwards += 1
         if not self.rehearses:
-            self.losses += [loss_of(output) for output in outputs]
+            self.losses += [loss_of(loss) for loss in losses]
         if self.recording:
             owners = self.owners().on_device("cuda")
             self.history.mark("end_forward", "", owners)  # type: ignore[union-attr]
@@ -167,7 +174,9 @@ class Session(Recorder):
         self.lr = float(lr) if isinstance(lr, (int, float)) else None
         if self.depth["optimizer"] > 1 or self.depth["backward"]:
             return
-        self.open(None, (), {})
+        # DCP makes the states that it will load by a step with gradients of 0
+        if is_called_by("_init_optim_state") or not self.open(None, (), {}):
+            return
         del self.modules[:]
         self.stepping.add(id(optimizer))
         self.in_step = self.has_optimizer = True
@@ -214,13 +223,16 @@ class Session(Recorder):
         if self.closed:
             return
         self.open(None, (), {})
-        owners = self.owners()
+        owners, phase = self.owners(), self.phase
+        if self.stepped:  # an evaluation or a save behind a whole step
+            self._end_step()
+            self.phase = phase
         if self.recording:
             self.history.mark("out_of_memory", "", owners.on_device("cuda"))  # type: ignore[union-attr]
         module = self.names.get(id(self.modules[-1])) if self.modules else None
         self.event(
             "out_of_memory",
-            phase=self.phase,
+            phase=phase,
             module=module,
             libraries=libraries_in_use(),
             held=owners.bytes_by_category("cuda" if self.device is not None else "cpu"),
@@ -232,8 +244,9 @@ class Session(Recorder):
 
     def fails(self, error: BaseException) -> None:
         """An exception that the program does not catch ends it."""
+        ran_out = is_out_of_memory(self.torch, error, of_host=not self.rehearses)
         if self.timeline is not None:
-            self.ends_untimed(repr(error))
+            self.ends_untimed(repr(error), out_of_memory=ran_out)
         if isinstance(error, SystemExit):
             return
         if self.torch.cuda.is_initialized():  # one that has used no GPU may be a launcher of ranks
@@ -243,7 +256,7 @@ class Session(Recorder):
         self.event(
             "uncaught",
             error=f"{type(error).__name__}: {error}"[:1000],
-            out_of_memory=is_out_of_memory(self.torch, error),
+            out_of_memory=ran_out,
             phase=self.phase,
             place=place_of_error(error),
         )
