@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from launcher.forecast.fit import Verdict, verdict
 from launcher.forecast.timing import step_seconds
 from launcher.tools.plan_from.assess import Planned, plan_of
-from launcher.tools.plan_from.editing import CannotEdit, edited, said
+from launcher.tools.plan_from.editing import edited, said
 from launcher.tools.plan_from.reading import Source, source_of
 from launcher.util.errors import Failure, UserError
 from launcher.util.sizes import gib
@@ -143,7 +143,7 @@ def _tried(
         if text == source.text:
             return None
         after = plan_of([source_of(source.path, text), *planned.others], argv)
-    except (CannotEdit, UserError, Failure):  # it does not go with the rest of the run
+    except (UserError, Failure):  # it does not go with the rest of the run
         return None
     left = " ".join(after.reading.left_out)
     changed = any(key not in source.flat or source.flat[key] != edit[key] for key in edit)

@@ -8,7 +8,7 @@ from launcher.measure.hardware import GPUS_PER_NODE
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.translate import Reading, model_of, precision, sharding
 from launcher.util.errors import UserError
-from launcher.util.flags import as_flags, fields_of
+from launcher.util.flags import as_words, fields_of
 
 _AS_THEY_ARE: Final = (
     *("seq_len", "optimizer", "momentum", "attention", "compile", "optimizer_in_backward", "clip"),
@@ -60,7 +60,7 @@ def training_flags(
     if not reading.engine.ties_head and "tied" not in given:
         fields["tied"] = False
     if reading.kind.name.startswith(("accelerate", "DeepSpeed")):
-        _ask(reading, given, own)
+        _ask(reading, given)
     if given & {"strategy", "zero", "deepspeed"}:
         facts["strategy"] = own["strategy"] if "strategy" in given else "zero"
         for name in ("shard", "sharding of several"):
@@ -71,7 +71,8 @@ def training_flags(
     fields |= _adapters(reading)
     fields |= precision(reading, fields["strategy"], adapters="lora_rank" in fields)
     fields |= _loss(reading)
-    layers = _layers([*as_flags(_model_fields(fields)).split(), *user])
+    shape = ["--model", fields["model"], *user] if "model" in fields else user
+    layers = parse_run_config(shape).model.build().layers
     fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
     micro = own["micro_batch"] if "micro_batch" in given else _micro_batch(facts, fields)
     ranks = max(1, gpus // (fields["tensor_parallel"] * fields["context_parallel"]))
@@ -84,7 +85,7 @@ def training_flags(
     # --zero implies it
     if fields["strategy"] == "zero" and not given & {"strategy", "deepspeed"}:
         fields.pop("strategy")
-    words = as_flags(fields).split()
+    words = as_words(fields)
     if "compile" not in fields:  # which no other trainer does by itself
         words.append("--no-compile")
     return [*words, *user], fields
@@ -101,7 +102,7 @@ def _without_companion(reading: Reading, given: set[str]) -> None:
     reading.left_out.append(absent)
 
 
-def _ask(reading: Reading, given: set[str], own: Mapping[str, Any]) -> None:
+def _ask(reading: Reading, given: set[str]) -> None:
     """Refuse configs that hold no batch and no flag does."""
     facts = reading.facts
     missing = []
@@ -111,7 +112,6 @@ def _ask(reading: Reading, given: set[str], own: Mapping[str, Any]) -> None:
         missing.append("the length of sequences: give --seq-len N")
     if missing:
         raise UserError(f"{reading.source.path}: does not say {' and '.join(missing)}")
-    assert own
 
 
 def _model(reading: Reading, model: str | None) -> str:
@@ -127,14 +127,6 @@ def _model(reading: Reading, model: str | None) -> str:
         f"{path}: its model {said:.80} has no name here: give --hf-config FILE with its "
         "config.json, or --model hf:ORG/NAME"
     )
-
-
-def _model_fields(fields: Facts) -> Facts:
-    return {name: fields[name] for name in ("model",) if name in fields}
-
-
-def _layers(flags: list[str]) -> int:
-    return int(parse_run_config(flags).model.build().layers)
 
 
 def _adapters(reading: Reading) -> Facts:

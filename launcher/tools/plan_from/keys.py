@@ -69,11 +69,6 @@ def when(**facts: Any) -> Reader:
     return lambda value: dict(facts) if is_on(value) else {}
 
 
-def unless(**facts: Any) -> Reader:
-    """Take `facts` where a switch is off."""
-    return lambda value: {} if is_on(value) else dict(facts)
-
-
 def words(table: Mapping[str, Facts], *, otherwise: str = "is not planned") -> Reader:
     """Read one of a few words, in any capitals."""
     lower = {name.lower(): facts for name, facts in table.items()}

@@ -17,6 +17,7 @@ from launcher.forecast.plan_cli import parse_options
 from launcher.measure.hardware import gpu_named
 from launcher.tools.rent.prices import OWN, Offer, Prices, read_prices
 from launcher.util.errors import ExitCode, UserError
+from launcher.util.flags import without
 from launcher.util.tables import MUST, Column, print_table, say
 
 TIED: Final = "="
@@ -114,7 +115,7 @@ def _planned(
     rest: Sequence[str],
 ) -> tuple[list[Rental], list[str]]:
     found, not_fitting = [], []
-    flags = _without(rest, ("--gpu", "--gpus"))
+    flags = without(rest, "--gpu", "--gpus")
     with contextlib.closing(ProgressLine()) as line:
         for number, (gpu, count) in enumerate(places):
             line(number, len(places))
@@ -124,17 +125,6 @@ def _planned(
                 continue
             found.append(_rental(best, gpu, count, prices, options.tokens))
     return sorted(found, key=lambda each: each.middle), not_fitting
-
-
-def _without(rest: Sequence[str], names: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    tokens = iter(rest)
-    for token in tokens:
-        if token in names:
-            next(tokens, None)
-        elif token.partition("=")[0] not in names:
-            kept.append(token)
-    return kept
 
 
 def _best(argv: Sequence[str]) -> Assessment | None:
@@ -217,9 +207,8 @@ def _three(value: float) -> str:
 
 
 def _record(each: Rental, prices: Prices, options: argparse.Namespace) -> dict[str, Any]:
-    record = each._asdict() | {
+    return each._asdict() | {
         "currency": prices.currency,
         "deadline": each.in_time(options.deadline_hours),
         "offers": [offer._asdict() for offer in each.offers],
     }
-    return record
