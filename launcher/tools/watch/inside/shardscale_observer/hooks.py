@@ -101,7 +101,7 @@ class Observer:
                 modules = self.session.modules  # another list after a fork
                 del modules[depth:]
                 if not modules or self.session.recording:
-                    leaves(module)
+                    leaves()
 
         @guarded
         def enters(module: Any, args: Any, kwargs: Any) -> None:
@@ -112,7 +112,7 @@ class Observer:
             self.session.mark_module(module)
 
         @guarded
-        def leaves(module: Any) -> None:
+        def leaves() -> None:
             if not self.is_real():
                 return
             modules = self.session.modules
