@@ -14,20 +14,6 @@ from launcher.parallel.world import World
 from launcher.strategies.ledger import Ledger
 
 
-class Comparison(Protocol):
-    """A run's measurements beside its prediction, or why there is none."""
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The predicted ledger, for the rank's records."""
-
-    def lines(self) -> list[str]:
-        """Return lines for the console."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`."""
-
-
 class SuggestedChange(Protocol):
     """A change that would have fitted."""
 
@@ -57,8 +43,9 @@ class Forecast(Protocol):
         *,
         peaks: Mapping[tuple[str, str], int],
         resumed: bool,
-    ) -> Comparison:
-        """Predict a finished run.
+    ) -> tuple[list[str], dict[str, Any], Ledger | None]:
+        """Return a finished run beside its prediction, or why there is none: lines for the console,
+        the entry of `summary.json`, and the predicted ledger.
 
         Args:
             peak: the measured ledger at the highest moment of a step.
