@@ -8,10 +8,9 @@ ones where it can.
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Final, Literal
 
-from launcher.measure.hardware import Gpu, find_gpu
+from launcher.measure.hardware import Gpu
 
 Architecture = Literal["volta", "turing", "ampere", "ampere-86", "ada", "hopper", "blackwell"]
 
@@ -130,12 +129,6 @@ def predicted_range(seconds: float) -> tuple[float, float]:
 # Tiles of cuBLAS, (rows, columns), and what each reaches of the largest one's rate: a narrower tile
 # loads more for each product (NVIDIA, Matrix Multiplication Background User's Guide, section 3).
 TILES: Final = (((256, 128), 1.0), ((128, 128), 0.9), ((128, 64), 0.75), ((64, 64), 0.55))
-
-
-@cache
-def gpu_of(machine_name: str) -> Gpu | None:
-    """The table's entry for a machine's GPU."""
-    return find_gpu(machine_name)
 
 
 def architecture(gpu: Gpu) -> Architecture:

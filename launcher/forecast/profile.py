@@ -1,7 +1,6 @@
 """Rates of this machine, measured by processes that all work at the same time."""
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import platform
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from launcher.forecast.benchmarks import Bench, Effort
 from launcher.forecast.efficiency import NETWORK_EFFICIENCY, NETWORK_HOP_S
 from launcher.forecast.machine import Machine, Rate
-from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
+from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, cpu_name, find_gpu
 from launcher.measure.host_memory import host_bytes
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
@@ -82,7 +81,7 @@ def measure(
     figures = _mean(_run_ranks(model, device_type, nproc, effort, disk_folder, say))
     if rates := figures["collectives"]:
         figures["collectives"] = {kind: Rate(**rate) for kind, rate in rates.items()}
-    name = _cpu_name() if device_type == "cpu" else torch.cuda.get_device_name(0)
+    name = cpu_name() if device_type == "cpu" else torch.cuda.get_device_name(0)
     gpu = find_gpu(name) if device_type == "cuda" else None
     network = ASSUMED_NETWORK_BYTES_PER_S if gpu is None else gpu.network_bytes_per_s
     versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -211,11 +210,3 @@ def _mean(found: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {name: _mean([one[name] for one in found if name in one]) for name in first}
     return None if first is None else statistics.fmean(found)
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -21,6 +21,7 @@ from launcher.checkpoint.pretrained.loading import chosen_device
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.compare.inference import FOLDER, RESULT_FILE, markdown_text, page, print_rows
 from launcher.config.resolve import check_run_folder
+from launcher.measure.hardware import cpu_name
 from launcher.tools.serve import tensorrt as tensorrt_engine
 from launcher.tools.serve.case import Case, Measured
 from launcher.tools.serve.choice import InferBenchOptions
@@ -217,12 +218,6 @@ def _common_prefix(mine: Sequence[int], others: Sequence[int]) -> int:
 
 def _machine(device_type: str) -> dict[str, Any]:
     packages = ("torch", "onnx", "onnxruntime", "torchao", "tensorrt")
-    name = torch.cuda.get_device_name() if device_type == "cuda" else _cpu_name()
+    name = torch.cuda.get_device_name() if device_type == "cuda" else cpu_name()
     versions = {package: version_of(package) for package in packages}
     return {"device": name, "python": platform.python_version(), "packages": versions}
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
