@@ -113,7 +113,7 @@ FAULTS = {
     ),
     "a collective too few": (
         changed(collectives={k: v for k, v in CONTENT["collectives"].items() if k != "all_reduce"}),
-        "must have at least 4 items",
+        "should have at least 4 items",
     ),
     "device": (changed(device="tpu"), "device is 'tpu', but must be 'cpu' or 'cuda'"),
 }
