@@ -14,16 +14,6 @@ from launcher.parallel.world import World
 from launcher.strategies.ledger import Ledger
 
 
-class SuggestedChange(Protocol):
-    """A change that would have fitted."""
-
-    def line(self) -> str:
-        """Return a line for the console, with flags to paste."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the entry of `status.json`."""
-
-
 class Forecast(Protocol):
     """Memory budget of blocks, prediction of a run, suggestions after out of memory."""
 
@@ -56,8 +46,9 @@ class Forecast(Protocol):
 
     def suggestions(
         self, failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
-    ) -> Sequence[SuggestedChange]:
-        """Return the cheapest changes with which a run that ran out of memory would have fitted."""
+    ) -> Sequence[tuple[str, dict[str, Any]]]:
+        """Return the cheapest changes with which a run that ran out of memory would have fitted,
+        each as a line for the console, with flags to paste, and as an entry of `status.json`."""
 
 
 LoadForecast = Callable[[], Forecast]
