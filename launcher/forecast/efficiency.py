@@ -146,11 +146,6 @@ def architecture(gpu: Gpu) -> Architecture:
     return known[gpu.capability]
 
 
-def efficiency_of(gpu: Gpu) -> Efficiency:
-    """Return the constants of its architecture."""
-    return EFFICIENCIES[architecture(gpu)]
-
-
 def backend_rate(backend: str, gpu: Gpu | None) -> float:
     """Rate of sdpa's `backend` over that of the one that torch chooses."""
     rate = BACKEND_ATTENTION.get(backend, 1.0)

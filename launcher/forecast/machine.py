@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt
 
 from launcher.forecast.efficiency import (
     COLLECTIVE_START_S,
@@ -18,6 +18,7 @@ from launcher.forecast.efficiency import (
     CPU_ADAM_PARAMETERS_PER_S,
     DISK_READ_BYTES_PER_S,
     DISK_WRITE_BYTES_PER_S,
+    EFFICIENCIES,
     NETWORK_EFFICIENCY,
     NETWORK_HOP_S,
     NVLINK_EFFICIENCY,
@@ -25,7 +26,7 @@ from launcher.forecast.efficiency import (
     PCIE_COPY_EFFICIENCY,
     PCIE_HOP_S,
     PCIE_RING_EFFICIENCY,
-    efficiency_of,
+    architecture,
 )
 from launcher.forecast.traffic import Collective
 from launcher.measure.hardware import gpu_named
@@ -33,13 +34,18 @@ from launcher.util.errors import UserError, naming
 from launcher.util.json_file import read_json, strictly
 
 COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
-_FLOPS: Final = ("matmul_flops_per_s", "attention_flops_per_s")
+_NEEDED: Final = {
+    "collectives": COLLECTIVES,
+    "matmul_flops_per_s": ("fp32",),
+    "attention_flops_per_s": ("fp32",),
+}
+"""Field -> keys that it has at least, unless it is None."""
 _OF_PROFILE: Final = "a file that shardscale profile has written"
 
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Flops = Mapping[str, Positive]
-"""Type of the numbers -> FLOP/s; fp32 is always there."""
+"""Type of the numbers -> FLOP/s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +91,7 @@ class Machine:
     """Cost of starting one operator."""
     host_to_device_bytes_per_s: Positive | None
     device_to_host_bytes_per_s: Positive | None
-    collectives: Annotated[Mapping[Collective, Rate], MinLen(len(COLLECTIVES))] | None
+    collectives: Mapping[Collective, Rate] | None
     """all_reduce, all_gather, reduce_scatter within a node; None where one process measured."""
     network_bytes_per_s: Positive
     """A rank's share of the node's network."""
@@ -110,7 +116,7 @@ class Machine:
             "cpu_adam_parameters_per_s": share * self.cpu_adam_parameters_per_s,
         }
         if self.device == "cpu":
-            for name in _FLOPS:
+            for name in ("matmul_flops_per_s", "attention_flops_per_s"):
                 changes[name] = {k: share * rate for k, rate in getattr(self, name).items()}
             for name in ("copy_bytes_per_s", "elementwise_bytes_per_s"):
                 changes[name] = share * getattr(self, name)
@@ -124,7 +130,7 @@ class Machine:
             UserError: the GPU is not in the table; lists those that are.
         """
         gpu = gpu_named(name)
-        share = efficiency_of(gpu)
+        share = EFFICIENCIES[architecture(gpu)]
         tensor = {"fp16": gpu.tensor_flops_per_s}
         if gpu.bf16_flops_per_s is not None:
             tensor["bf16"] = gpu.bf16_flops_per_s
@@ -176,9 +182,11 @@ class Machine:
             rates.setdefault("all_to_all", rates.get("all_gather"))
         try:
             machine = strictly(cls, json.dumps(content))
-            for name in _FLOPS:
-                if "fp32" not in getattr(machine, name):
-                    raise ValueError(f"lacks {name}.fp32")
+            for name, keys in _NEEDED.items():
+                known = getattr(machine, name)
+                missing = [key for key in keys if known is not None and key not in known]
+                if missing:
+                    raise ValueError(f"lacks {name}.{missing[0]}")
         except ValueError as fault:
             raise UserError(
                 f"--profile {path}: {fault}: correct it or measure again with shardscale profile"

@@ -26,14 +26,10 @@ from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 from launcher.parallel.meeting import stay_on_this_node
 from launcher.parallel.world import choose_device
-from launcher.util.errors import ExitCode, UserError, naming
+from launcher.util.errors import ExitCode, Failure, UserError, naming
 from launcher.util.files import check_new_file
 from launcher.util.processes import die_with, usable_cores
 from launcher.util.startup import deaf_children
-
-
-class RankFailed(Exception):
-    """A measuring process ended before it had anything to say; it printed why itself."""
 
 
 def write_profile(options: argparse.Namespace) -> int:
@@ -56,7 +52,7 @@ def write_profile(options: argparse.Namespace) -> int:
         )
         with options.out.open("x", encoding="utf-8") as file:
             file.write(machine.as_json())
-    except RankFailed as error:
+    except Failure as error:
         print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.FAILED
     print(f"{machine.name}: written to {options.out}")
@@ -75,7 +71,7 @@ def measure(
     """Measure with `nproc` processes at work at the same time, as in training.
 
     Raises:
-        RankFailed: a process died.
+        Failure: a process ended before it had anything to say; it printed why itself.
     """
     say(f"measuring with {nproc} process{'es' if nproc > 1 else ''} on {device_type}")
     figures = _mean(_run_ranks(model, device_type, nproc, effort, disk_folder, say))
@@ -160,7 +156,7 @@ def _result(pipe: "Connection[Any, Any]", rank: int, say: Callable[[str], None])
         try:
             message = pipe.recv()
         except EOFError:
-            raise RankFailed(f"measuring process {rank} failed; see above") from None
+            raise Failure(f"measuring process {rank} failed; see above") from None
         if isinstance(message, dict):
             return message
         say(message)
