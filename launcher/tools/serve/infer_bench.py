@@ -75,6 +75,7 @@ def _measured(
     """Measure all cases; returns the content of inference.json."""
     names = _names([run.path for run in runs])
     rows: list[dict[str, Any]] = []
+    nothing: dict[str, Any] = dict.fromkeys((*(f.name for f in fields(Measured)), "reason"))
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "text.npz")
         np.savez(text, tokens=bench.tokens, targets=bench.targets)
@@ -93,7 +94,7 @@ def _measured(
         )
         for case in _announced(_cases(options, runs, common, Path(scratch))):
             row = {"run": names[Path(case.run)], "engine": case.engine, "weights": case.weights}
-            rows.append(row | _with_every_figure(_outcome(case)))
+            rows.append(row | nothing | _outcome(case))
     return {
         "version": VERSION,
         "made_unix_s": time.time(),
@@ -192,11 +193,6 @@ def _alone(case: Case) -> dict[str, Any]:
         return {"reason": f"its process ended with {done.returncode}: {last}"}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
-
-
-def _with_every_figure(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an outcome with None for what it lacks: a reason, or figures."""
-    return {**dict.fromkeys(field.name for field in fields(Measured)), "reason": None, **found}
 
 
 def _beside(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
