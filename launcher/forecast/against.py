@@ -35,8 +35,6 @@ class Against:
     """Peak bytes of each period known to both, `predicted` and `measured`."""
     predicted_step_s: float | None = None
     measured_step_s: float | None = None
-    ledger: Ledger
-    """The predicted ledger, for the rank's records."""
 
     @property
     def off(self) -> float:
@@ -50,12 +48,6 @@ class Against:
         ledgers = {"predicted": self.predicted["peak"], "measured": self.measured["peak"]}
         both = [*self.periods.values()] or [ledgers]
         return max(each["predicted"] for each in both), max(each["measured"] for each in both)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the fields of `summary.json`; the ledger is a record of its own."""
-        values = asdict(self)
-        del values["ledger"]
-        return values | {"off": self.off}
 
     def lines(self) -> list[str]:
         """Return the closing lines of a run."""
@@ -103,13 +95,13 @@ def against_run(
         # A measuring mode that is still active would count the planner's tensors.
         with _disable_current_modes():
             measured = _by_period(peaks, resumed=resumed)
-            found = _against(resolved, world, peak, step_times_s, period, measured)
+            found, ledger = _against(resolved, world, peak, step_times_s, period, measured)
     except UserError as error:
         reason = str(error)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     else:
-        return found.lines(), found.as_record(), found.ledger
+        return found.lines(), asdict(found) | {"off": found.off}, ledger
     return [f"predicted n/a ({reason})"], {"reason": reason}, None
 
 
@@ -129,7 +121,7 @@ def _against(
     step_times_s: Sequence[float],
     period: str,
     peaks: Mapping[str, int],
-) -> Against:
+) -> tuple[Against, Ledger]:
     on_gpu = world.device.type == "cuda"
     gpu = torch.cuda.get_device_name(world.device) if on_gpu else None
     memory_bytes = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else None
@@ -155,7 +147,7 @@ def _against(
     ledger = prediction.peak if period == "steady" else prediction.first_step
     highest = max(size for (when, _), size in prediction.peaks.items() if when == period)
     planned = _by_period(prediction.peaks, resumed=False)
-    return Against(
+    found = Against(
         period=period,
         periods={
             name: {"predicted": planned[name], "measured": size_bytes}
@@ -166,8 +158,8 @@ def _against(
         measured=by_category(peak) | {"peak": sum(by_category(peak).values())},
         predicted_step_s=predicted_step_s,
         measured_step_s=measured_step_s,
-        ledger=ledger,
     )
+    return found, ledger
 
 
 def _learn(

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from launcher.config.arguments import parse_run_config
@@ -63,9 +63,7 @@ class Rental(NamedTuple):
 def print_rentals(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Plan on each offer and print them by cost; return an exit code."""
     prices = read_prices(options.prices or OWN)
-    places = list(_places(prices, rest))
-    if not places:
-        raise _no_offer(prices, rest)
+    places = _places(prices, rest)
     found, not_fitting = _planned(places, prices, options, rest)
     late = [each for each in found if each.in_time(options.deadline_hours) == "late"]
     ranked = [each for each in found if each not in late]
@@ -77,35 +75,30 @@ def print_rentals(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return ExitCode.DONE if ranked else ExitCode.NOTHING_FITS
 
 
-def _places(prices: Prices, rest: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield the GPUs and numbers that are offered, in the order of the file."""
-    given = _given(rest)
-    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
-    seen = set()
-    for offer in prices.offers:
-        for count in offer.gpus:
-            wanted = gpu in (None, offer.gpu) and given.get("--gpus") in (None, str(count))
-            if wanted and (offer.gpu, count) not in seen:
-                seen.add((offer.gpu, count))
-                yield offer.gpu, count
+def _places(prices: Prices, rest: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the GPUs and numbers that are offered, in the order of the file.
 
-
-def _no_offer(prices: Prices, rest: Sequence[str]) -> UserError:
-    """Name what was asked for and what is offered: numbers of that GPU, or other GPUs."""
-    given = _given(rest)
-    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
-    counts = {n for offer in prices.offers if offer.gpu == gpu for n in offer.gpus}
-    names = dict.fromkeys(offer.gpu for offer in prices.offers)
-    offered = f"--gpus {' or '.join(map(str, sorted(counts)))}" if counts else ", ".join(names)
-    asked = " ".join(f"{name} {value}" for name, value in given.items())
-    return UserError(f"{asked}: --prices {prices.path.name} has no such offer: it has {offered}")
-
-
-def _given(rest: Sequence[str]) -> dict[str, str]:
+    Raises:
+        UserError: there is none; with those that are offered of that GPU, or other GPUs.
+    """
     words = [part for token in rest for part in token.split("=", 1)]
-    return {
+    given = {
         name: words[words.index(name) + 1] for name in ("--gpu", "--gpus") if name in words[:-1]
     }
+    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
+    offered = dict.fromkeys((offer.gpu, n) for offer in prices.offers for n in offer.gpus)
+    found = [
+        (name, count)
+        for name, count in offered
+        if gpu in (None, name) and given.get("--gpus") in (None, str(count))
+    ]
+    if found:
+        return found
+    counts = sorted(count for name, count in offered if name == gpu)
+    names = dict.fromkeys(name for name, _ in offered)
+    others = f"--gpus {' or '.join(map(str, counts))}" if counts else ", ".join(names)
+    asked = " ".join(f"{name} {value}" for name, value in given.items())
+    raise UserError(f"{asked}: --prices {prices.path.name} has no such offer: it has {others}")
 
 
 def _planned(
