@@ -25,7 +25,7 @@ from gpu_results import (
     shape_of,
 )
 
-from launcher.forecast.efficiency import efficiency_of
+from launcher.forecast.efficiency import EFFICIENCIES, architecture
 from launcher.measure.hardware import gpu_named
 from launcher.util.sizes import GIB
 
@@ -190,7 +190,7 @@ def _host() -> Iterator[str]:
     eager = runs().get("default/small-eager", {})
     if rates is None or not eager.get("step_s"):
         return
-    assumed = efficiency_of(gpu_named(GPU)).operator_s
+    assumed = EFFICIENCIES[architecture(gpu_named(GPU))].operator_s
     yield (
         f"The host is slow: an operator takes {1e6 * rates['operator_s']:.1f} us to start, and the "
         f"plan assumes {1e6 * assumed:.1f}.\n  So it bounds what starts many small kernels: "

@@ -8,7 +8,7 @@ from launcher.forecast.plan_answer import answer, best_command
 from launcher.forecast.plan_cli import parse_options
 from launcher.forecast.plan_records import as_records, failed_records
 from launcher.forecast.table import best_of_each
-from launcher.util.flags import flag
+from launcher.util.flags import as_words
 from shardscale.tables import Table
 
 COLUMNS = (
@@ -77,7 +77,8 @@ def plan(
         "gpus_per_node": gpus_per_node,
     }
     own |= {"hf_config": hf_config, "goal": goal, "all": every or None, "model": model}
-    options, training = parse_options([*_words(own), *_words(flags)])
+    given = {name: value for name, value in (own | flags).items() if value is not None}
+    options, training = parse_options(as_words(given))
     result, cluster, notes = answer(options, training)
     found = result.best_first if every else best_of_each(result.best_first)
     failed = result.failed if every else best_of_each(result.failed)
@@ -86,15 +87,3 @@ def plan(
         best_command(result, options, training, cluster),
         notes,
     )
-
-
-def _words(values: Mapping[str, Any]) -> list[str]:
-    """Compose the words of a command line; None is not said."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(flag(name if value else f"no_{name}"))
-        elif value is not None:
-            several = value if isinstance(value, tuple | list) else (value,)
-            words += [flag(name), *map(str, several)]
-    return words

@@ -13,7 +13,7 @@ from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.sharding_labels import expand_label, is_label
 from launcher.config.transformers_config import tokenizer_of
 from launcher.util.errors import ExitCode, UserError, naming
-from launcher.util.flags import flag, is_number, usable_path
+from launcher.util.flags import flag, is_number, usable_path, without
 from launcher.util.hub_cache import model_folder
 from launcher.util.startup import reader_may_leave
 
@@ -81,14 +81,7 @@ def print_help_if_asked(argv: Sequence[str]) -> None:
 
 def with_micro_batch(argv: Sequence[str], size: int) -> list[str]:
     """Return the arguments with `--micro-batch SIZE` in place of theirs."""
-    kept: list[str] = []
-    tokens = iter(argv)
-    for token in tokens:
-        name, has_value, _ = token.partition("=")
-        if name.replace("_", "-") != MICRO_BATCH:
-            kept.append(token)
-        elif not has_value:
-            next(tokens)
+    kept = without(argv, MICRO_BATCH, "--micro_batch")
     return [*kept, f"{MICRO_BATCH}={size}"]
 
 

@@ -35,8 +35,6 @@ class Against:
     """Peak bytes of each period known to both, `predicted` and `measured`."""
     predicted_step_s: float | None = None
     measured_step_s: float | None = None
-    ledger: Ledger
-    """The predicted ledger, for the rank's records."""
 
     @property
     def off(self) -> float:
@@ -50,12 +48,6 @@ class Against:
         ledgers = {"predicted": self.predicted["peak"], "measured": self.measured["peak"]}
         both = [*self.periods.values()] or [ledgers]
         return max(each["predicted"] for each in both), max(each["measured"] for each in both)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the fields of `summary.json`; the ledger is a record of its own."""
-        values = asdict(self)
-        del values["ledger"]
-        return values | {"off": self.off}
 
     def lines(self) -> list[str]:
         """Return the closing lines of a run."""
@@ -77,22 +69,6 @@ class Against:
         ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotPredicted:
-    """A run without a prediction."""
-
-    reason: str
-    ledger: None = None
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the fields of `summary.json`."""
-        return {"reason": self.reason}
-
-    def lines(self) -> list[str]:
-        """Return the closing lines of a run."""
-        return [f"predicted n/a ({self.reason})"]
-
-
 def against_run(
     resolved: Resolved,
     world: World,
@@ -101,10 +77,11 @@ def against_run(
     *,
     peaks: Mapping[tuple[str, str], int],
     resumed: bool,
-) -> Against | NotPredicted:
-    """Predict a finished run, and on a GPU update the calibration.
+) -> tuple[list[str], dict[str, Any], Ledger | None]:
+    """Predict a finished run, and on a GPU update the calibration; return lines for the console,
+    the entry of `summary.json`, and the predicted ledger.
 
-    An error here does not fail a good run: it becomes the reason of `NotPredicted`.
+    An error here does not fail a good run: it is the reason why there is no prediction.
 
     Args:
         peak: the measured ledger at the peak of a step.
@@ -118,11 +95,14 @@ def against_run(
         # A measuring mode that is still active would count the planner's tensors.
         with _disable_current_modes():
             measured = _by_period(peaks, resumed=resumed)
-            return _against(resolved, world, peak, step_times_s, period, measured)
+            found, ledger = _against(resolved, world, peak, step_times_s, period, measured)
     except UserError as error:
-        return NotPredicted(reason=str(error))
+        reason = str(error)
     except Exception as error:
-        return NotPredicted(reason=f"{type(error).__name__}: {error}".splitlines()[0])
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    else:
+        return found.lines(), asdict(found) | {"off": found.off}, ledger
+    return [f"predicted n/a ({reason})"], {"reason": reason}, None
 
 
 def _by_period(peaks: Mapping[tuple[str, str], int], *, resumed: bool) -> dict[str, int]:
@@ -141,7 +121,7 @@ def _against(
     step_times_s: Sequence[float],
     period: str,
     peaks: Mapping[str, int],
-) -> Against:
+) -> tuple[Against, Ledger]:
     on_gpu = world.device.type == "cuda"
     gpu = torch.cuda.get_device_name(world.device) if on_gpu else None
     memory_bytes = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else None
@@ -167,7 +147,7 @@ def _against(
     ledger = prediction.peak if period == "steady" else prediction.first_step
     highest = max(size for (when, _), size in prediction.peaks.items() if when == period)
     planned = _by_period(prediction.peaks, resumed=False)
-    return Against(
+    found = Against(
         period=period,
         periods={
             name: {"predicted": planned[name], "measured": size_bytes}
@@ -178,8 +158,8 @@ def _against(
         measured=by_category(peak) | {"peak": sum(by_category(peak).values())},
         predicted_step_s=predicted_step_s,
         measured_step_s=measured_step_s,
-        ledger=ledger,
     )
+    return found, ledger
 
 
 def _learn(

@@ -73,7 +73,8 @@ class Bench:
         self.gpu = find_gpu(torch.cuda.get_device_name(device)) if on_gpu else None
         """Its entry in the table, if any, so that rates are of products of any shape."""
         # 2 FLOPs per weight forward, 4 backward
-        per_token = 6 * (self._block_matmuls() + model.vocab_size * model.d_model)
+        of_block = sum(inner * outer for inner, outer in model.linear_shapes)
+        per_token = 6 * (of_block + model.vocab_size * model.d_model)
         rows, seq_len = max(int(effort.flops / per_token), _FEW_ROWS), default_seq_len(model)
         self.rows = min(rows, (32 if on_gpu else 8) * seq_len)
         self.head_rows = min(rows, 8 * seq_len)
@@ -220,9 +221,6 @@ class Bench:
         if torch.cuda.get_device_capability(self.device)[0] < 8:
             return ("fp32", "fp16")
         return ("fp32", "tf32", "bf16")
-
-    def _block_matmuls(self) -> int:
-        return sum(inner * outer for inner, outer in self.model.linear_shapes)
 
     def _collective_s(self, kind: Collective, size_bytes: int) -> float:
         ranks = dist.get_world_size()

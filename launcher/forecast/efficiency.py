@@ -8,10 +8,9 @@ ones where it can.
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Final, Literal
 
-from launcher.measure.hardware import Gpu, find_gpu
+from launcher.measure.hardware import Gpu
 
 Architecture = Literal["volta", "turing", "ampere", "ampere-86", "ada", "hopper", "blackwell"]
 
@@ -132,12 +131,6 @@ def predicted_range(seconds: float) -> tuple[float, float]:
 TILES: Final = (((256, 128), 1.0), ((128, 128), 0.9), ((128, 64), 0.75), ((64, 64), 0.55))
 
 
-@cache
-def gpu_of(machine_name: str) -> Gpu | None:
-    """The table's entry for a machine's GPU."""
-    return find_gpu(machine_name)
-
-
 def architecture(gpu: Gpu) -> Architecture:
     """By compute capability."""
     if gpu.capability >= (10, 0):
@@ -151,11 +144,6 @@ def architecture(gpu: Gpu) -> Architecture:
         (9, 0): "hopper",
     }
     return known[gpu.capability]
-
-
-def efficiency_of(gpu: Gpu) -> Efficiency:
-    """Return the constants of its architecture."""
-    return EFFICIENCIES[architecture(gpu)]
 
 
 def backend_rate(backend: str, gpu: Gpu | None) -> float:

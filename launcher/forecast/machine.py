@@ -5,11 +5,12 @@ The planner's only source of rates. All of them are per rank, with all ranks of 
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
+
+from annotated_types import Ge, Gt
 
 from launcher.forecast.efficiency import (
     COLLECTIVE_START_S,
@@ -17,6 +18,7 @@ from launcher.forecast.efficiency import (
     CPU_ADAM_PARAMETERS_PER_S,
     DISK_READ_BYTES_PER_S,
     DISK_WRITE_BYTES_PER_S,
+    EFFICIENCIES,
     NETWORK_EFFICIENCY,
     NETWORK_HOP_S,
     NVLINK_EFFICIENCY,
@@ -24,15 +26,26 @@ from launcher.forecast.efficiency import (
     PCIE_COPY_EFFICIENCY,
     PCIE_HOP_S,
     PCIE_RING_EFFICIENCY,
-    efficiency_of,
+    architecture,
 )
 from launcher.forecast.traffic import Collective
 from launcher.measure.hardware import gpu_named
 from launcher.util.errors import UserError, naming
-from launcher.util.json_file import read_json
+from launcher.util.json_file import read_json, strictly
 
-SCHEMA_VERSION = 1
-COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
+COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
+_NEEDED: Final = {
+    "collectives": COLLECTIVES,
+    "matmul_flops_per_s": ("fp32",),
+    "attention_flops_per_s": ("fp32",),
+}
+"""Field -> keys that it has at least, unless it is None."""
+_OF_PROFILE: Final = "a file that shardscale profile has written"
+
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Flops = Mapping[str, Positive]
+"""Type of the numbers -> FLOP/s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,46 +56,50 @@ class Rate:
     is the bus bandwidth of nccl-tests (doc/PERFORMANCE.md).
     """
 
-    start_s: float
-    hop_s: float
-    bytes_per_s: float
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+    start_s: NotNegative
+    hop_s: NotNegative
+    bytes_per_s: Positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
     """One node, seen from one of its ranks."""
 
-    schema_version: int = SCHEMA_VERSION
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+    schema_version: Literal[1] = 1
     name: str
     device: Literal["cpu", "cuda"]
     source: str
     """Source of the figures."""
-    ranks_per_node: int
+    ranks_per_node: Annotated[int, Gt(0)]
     """Ranks that shared the node's host (and, on CPUs, its cores) when this was measured."""
-    memory_bytes: int
+    memory_bytes: Annotated[int, Gt(0)]
     """Memory of the GPU, or of the host where the CPU computes."""
-    matmul_flops_per_s: Mapping[str, float]
+    matmul_flops_per_s: Flops
     """Achieved, by type: fp32, and bf16 where the device has it; on a GPU in products that leave no
     multiprocessor idle."""
-    attention_flops_per_s: Mapping[str, float]
+    attention_flops_per_s: Flops
     """Achieved by the fused kernel, counting only the causal half."""
-    copy_bytes_per_s: float
+    copy_bytes_per_s: Positive
     """Read plus written."""
-    elementwise_bytes_per_s: float
+    elementwise_bytes_per_s: Positive
     """The same, for norms, activations and sums as they come in a block."""
-    operator_s: float
+    operator_s: NotNegative
     """Cost of starting one operator."""
-    host_to_device_bytes_per_s: float | None
-    device_to_host_bytes_per_s: float | None
-    collectives: Mapping[str, Rate] | None
+    host_to_device_bytes_per_s: Positive | None
+    device_to_host_bytes_per_s: Positive | None
+    collectives: Mapping[Collective, Rate] | None
     """all_reduce, all_gather, reduce_scatter within a node; None where one process measured."""
-    network_bytes_per_s: float
+    network_bytes_per_s: Positive
     """A rank's share of the node's network."""
-    network_hop_s: float
-    cpu_adam_parameters_per_s: float
-    disk_read_bytes_per_s: float
+    network_hop_s: NotNegative
+    cpu_adam_parameters_per_s: Positive
+    disk_read_bytes_per_s: Positive
     """Rate of the node's disk, all ranks together."""
-    disk_write_bytes_per_s: float
+    disk_write_bytes_per_s: Positive
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -113,7 +130,7 @@ class Machine:
             UserError: the GPU is not in the table; lists those that are.
         """
         gpu = gpu_named(name)
-        share = efficiency_of(gpu)
+        share = EFFICIENCIES[architecture(gpu)]
         tensor = {"fp16": gpu.tensor_flops_per_s}
         if gpu.bf16_flops_per_s is not None:
             tensor["bf16"] = gpu.bf16_flops_per_s
@@ -160,81 +177,18 @@ class Machine:
         """
         with naming("--profile"):
             content = read_json(path, what=_OF_PROFILE)
+        rates = content.get("collectives")
+        if isinstance(rates, dict):  # of a profile from before it was measured
+            rates.setdefault("all_to_all", rates.get("all_gather"))
         try:
-            return cls(**_checked(content))
-        except _Fault as fault:
+            machine = strictly(cls, json.dumps(content))
+            for name, keys in _NEEDED.items():
+                known = getattr(machine, name)
+                missing = [key for key in keys if known is not None and key not in known]
+                if missing:
+                    raise ValueError(f"lacks {name}.{missing[0]}")
+        except ValueError as fault:
             raise UserError(
                 f"--profile {path}: {fault}: correct it or measure again with shardscale profile"
             ) from None
-
-
-_OF_PROFILE = "a file that shardscale profile has written"
-
-
-class _Fault(Exception):
-    """A fault of a profile, without the file's name."""
-
-
-_MAY_BE_ABSENT = ("host_to_device_bytes_per_s", "device_to_host_bytes_per_s", "collectives")
-_TEXTS = ("name", "source")
-_MAY_BE_ZERO = ("start_s", "hop_s", "operator_s", "network_hop_s")
-
-
-def _checked(content: Any) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise _Fault(f"holds {content!r:.40}, but must be a JSON object")
-    if content.get("schema_version") != SCHEMA_VERSION:
-        raise _Fault(f"schema_version is {content.get('schema_version')!r}, not {SCHEMA_VERSION}")
-    names = {field.name for field in dataclasses.fields(Machine)}
-    for name in sorted(names ^ content.keys()):
-        raise _Fault(f"{name} is {'missing' if name in names else 'unknown'}")
-    return {name: _value(name, value) for name, value in content.items()}
-
-
-def _value(name: str, value: Any) -> Any:
-    if value is None and name in _MAY_BE_ABSENT:
-        return None
-    if name == "device":
-        if value not in ("cpu", "cuda"):
-            raise _Fault(f"device is {value!r}, but must be cpu or cuda")
-        return value
-    if name in _TEXTS:
-        if not isinstance(value, str):
-            raise _Fault(f"{name} is {value!r:.40}, but must be text")
-        return value
-    if name == "collectives":
-        if isinstance(value, dict):  # of a profile from before it was measured
-            value = {"all_to_all": value.get("all_gather"), **value}
-        rates = _table(name, value, COLLECTIVES)
-        return {kind: Rate(**_rate(f"{name}.{kind}", rates[kind])) for kind in COLLECTIVES}
-    if name.endswith("_flops_per_s"):
-        rates = _table(name, value, ("fp32",))
-        return {kind: _number(f"{name}.{kind}", rate) for kind, rate in rates.items()}
-    if name == "versions":
-        return _table(name, value, ())
-    return _number(name, value)
-
-
-def _table(name: str, value: Any, needed: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _Fault(f"{name} is {value!r:.40}, but must be a JSON object")
-    for key in needed:
-        if key not in value:
-            raise _Fault(f"{name}.{key} is missing")
-    return value
-
-
-def _rate(name: str, value: Any) -> dict[str, float]:
-    fields = tuple(field.name for field in dataclasses.fields(Rate))
-    table = _table(name, value, fields)
-    return {field: _number(f"{name}.{field}", table[field]) for field in fields}
-
-
-def _number(name: str, value: Any) -> float:
-    zero = name.split(".")[-1] in _MAY_BE_ZERO
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not 0 <= value <= sys.float_info.max or (value == 0 and not zero):
-        least = "0 or more" if zero else "more than 0"
-        raise _Fault(f"{name} is {value!r:.40}, but must be a number, {least}")
-    number: float = value
-    return number
+        return machine

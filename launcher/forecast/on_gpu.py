@@ -11,11 +11,10 @@ from launcher.forecast.efficiency import (
     RING_ATTENTION,
     backend_rate,
     busy_share,
-    gpu_of,
 )
 from launcher.forecast.machine import Machine
 from launcher.forecast.trace.work import Product, Work
-from launcher.measure.hardware import Gpu
+from launcher.measure.hardware import Gpu, find_gpu
 
 
 def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> float:
@@ -23,7 +22,7 @@ def device_s(work: Work, resolved: Resolved, machine: Machine, type_: str) -> fl
 
     Of a GPU that is not in the table only what its profile measured counts.
     """
-    gpu = gpu_of(machine.name)
+    gpu = find_gpu(machine.name)
     backend = backend_rate(resolved.model.sdpa_backend, gpu)
     score_rate = backend * machine.attention_flops_per_s[type_] / ring_slowdown(resolved)
     kernels = work.kernels if gpu is not None else 0
@@ -64,7 +63,7 @@ def dispatched(work: Work, resolved: Resolved) -> float:
 
 def products_s(work: Work, machine: Machine, type_: str) -> float:
     """Return the time of all products. Results are written when complete, beside nothing else."""
-    rate, gpu = machine.matmul_flops_per_s[type_], gpu_of(machine.name)
+    rate, gpu = machine.matmul_flops_per_s[type_], find_gpu(machine.name)
     if gpu is None:
         return work.matmul_flops / rate
     seconds = 0.0

@@ -32,6 +32,7 @@ from launcher.forecast.table import (
 from launcher.strategies import STRATEGIES
 from launcher.strategies.base import missing_library
 from launcher.util.errors import ExitCode, Failure
+from launcher.util.flags import as_words
 from launcher.util.sizes import duration
 from launcher.util.tables import say
 
@@ -206,11 +207,7 @@ def command_of(best: Assessment, training: Sequence[str], cluster: Cluster) -> s
             continue
         if name == "model" and chosen.get("init_from") not in (None, str(MODEL_FOLDER)):
             continue  # the folder says it
-        option = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(option if value else f"--no-{option[2:]}")
-        else:
-            flags += [option, str(value)]
+        flags += as_words({name: value})
     nodes = -(-cluster.world_size // cluster.ranks_per_node)
     start = ["torchrun"]
     if nodes > 1:

@@ -10,7 +10,7 @@ from launcher.forecast import GOALS
 from launcher.measure.hardware import GPUS_PER_NODE, KNOWN_GPUS
 from launcher.util.errors import UserError, naming, refusing
 from launcher.util.files import check_new_file
-from launcher.util.flags import OptionParser, as_flags, split_options
+from launcher.util.flags import OptionParser, as_words, split_options
 from launcher.util.sizes import parse_bytes
 from launcher.util.startup import loading
 
@@ -93,7 +93,7 @@ def parse_options(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.hf_config is not None:  # before the flags, which may change it
         with naming("--hf-config"):
             model = in_words(read_hf_config(options.hf_config))
-        options.shape = as_flags(model).split()
+        options.shape = as_words(model)
         training = [*options.shape, *training]
     for path in (options.json, options.page, options.apply):
         if path is not None and str(path) != "-":

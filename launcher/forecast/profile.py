@@ -1,7 +1,6 @@
 """Rates of this machine, measured by processes that all work at the same time."""
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import platform
@@ -21,20 +20,16 @@ import torch.distributed as dist
 from launcher.forecast.benchmarks import Bench, Effort
 from launcher.forecast.efficiency import NETWORK_EFFICIENCY, NETWORK_HOP_S
 from launcher.forecast.machine import Machine, Rate
-from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, find_gpu
+from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, cpu_name, find_gpu
 from launcher.measure.host_memory import host_bytes
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 from launcher.parallel.meeting import stay_on_this_node
 from launcher.parallel.world import choose_device
-from launcher.util.errors import ExitCode, UserError, naming
+from launcher.util.errors import ExitCode, Failure, UserError, naming
 from launcher.util.files import check_new_file
 from launcher.util.processes import die_with, usable_cores
 from launcher.util.startup import deaf_children
-
-
-class RankFailed(Exception):
-    """A measuring process ended before it had anything to say; it printed why itself."""
 
 
 def write_profile(options: argparse.Namespace) -> int:
@@ -57,7 +52,7 @@ def write_profile(options: argparse.Namespace) -> int:
         )
         with options.out.open("x", encoding="utf-8") as file:
             file.write(machine.as_json())
-    except RankFailed as error:
+    except Failure as error:
         print(f"shardscale: {error}", file=sys.stderr)
         return ExitCode.FAILED
     print(f"{machine.name}: written to {options.out}")
@@ -76,13 +71,13 @@ def measure(
     """Measure with `nproc` processes at work at the same time, as in training.
 
     Raises:
-        RankFailed: a process died.
+        Failure: a process ended before it had anything to say; it printed why itself.
     """
     say(f"measuring with {nproc} process{'es' if nproc > 1 else ''} on {device_type}")
     figures = _mean(_run_ranks(model, device_type, nproc, effort, disk_folder, say))
     if rates := figures["collectives"]:
         figures["collectives"] = {kind: Rate(**rate) for kind, rate in rates.items()}
-    name = _cpu_name() if device_type == "cpu" else torch.cuda.get_device_name(0)
+    name = cpu_name() if device_type == "cpu" else torch.cuda.get_device_name(0)
     gpu = find_gpu(name) if device_type == "cuda" else None
     network = ASSUMED_NETWORK_BYTES_PER_S if gpu is None else gpu.network_bytes_per_s
     versions = {"python": platform.python_version(), "torch": torch.__version__}
@@ -161,7 +156,7 @@ def _result(pipe: "Connection[Any, Any]", rank: int, say: Callable[[str], None])
         try:
             message = pipe.recv()
         except EOFError:
-            raise RankFailed(f"measuring process {rank} failed; see above") from None
+            raise Failure(f"measuring process {rank} failed; see above") from None
         if isinstance(message, dict):
             return message
         say(message)
@@ -211,11 +206,3 @@ def _mean(found: Sequence[Any]) -> Any:
     if isinstance(first, dict):
         return {name: _mean([one[name] for one in found if name in one]) for name in first}
     return None if first is None else statistics.fmean(found)
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

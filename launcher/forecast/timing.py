@@ -15,7 +15,6 @@ from launcher.forecast.efficiency import (
     FETCH_HOOK_OPERATORS,
     GRADIENT_HOOK_OPERATORS,
     GROUP_HOOK_OPERATORS,
-    gpu_of,
     predicted_range,
 )
 from launcher.forecast.machine import Machine
@@ -24,6 +23,7 @@ from launcher.forecast.strategies import forecast_of
 from launcher.forecast.trace.work import Work
 from launcher.forecast.traffic import Wire
 from launcher.forecast.work import passes_work
+from launcher.measure.hardware import find_gpu
 from launcher.model.config import ModelConfig
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS
@@ -106,7 +106,7 @@ def step_seconds(
         resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine
     )
     times = resolved.accumulation
-    known = gpu_of(machine.name) is not None
+    known = find_gpu(machine.name) is not None
     contention = (CONTENTION if known else 0.0) if machine.overlaps else None
     # (transfers, seconds of compute to hide behind, how often)
     # `last_backward` comes once a step: what the micro-batches before only accumulate.

@@ -4,10 +4,14 @@ The one table of GPUs: MFU's peak rates are read from it, and `launcher.forecast
 an entry a machine without a measurement. A `shardscale profile` of the real one beats all of it.
 """
 
+import contextlib
 import difflib
 import os
+import platform
 import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from launcher.util.errors import UserError
@@ -164,6 +168,7 @@ def is_rehearsal() -> bool:
     return STAND_IN_GPUS in os.environ
 
 
+@cache  # a plan asks for each of its choices
 def find_gpu(device_name: str | None) -> Gpu | None:
     """The entry for what CUDA calls a GPU (`NVIDIA A100-SXM4-80GB`), None when it is not known."""
     # a MIG instance ("A100-SXM4-80GB MIG 3g.40gb") is a fraction of the GPU in its name
@@ -176,6 +181,15 @@ def find_gpu(device_name: str | None) -> Gpu | None:
         if re.search(rf"\b(?:{gpu.pattern})(?!\d)", device_name, re.IGNORECASE):  # no A10 in A100
             return gpu
     return None
+
+
+def cpu_name() -> str:
+    """Return the name of this machine's processor, or else its architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def peak_flops_per_s(device_name: str | None) -> float | None:

@@ -14,30 +14,6 @@ from launcher.parallel.world import World
 from launcher.strategies.ledger import Ledger
 
 
-class Comparison(Protocol):
-    """A run's measurements beside its prediction, or why there is none."""
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The predicted ledger, for the rank's records."""
-
-    def lines(self) -> list[str]:
-        """Return lines for the console."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`."""
-
-
-class SuggestedChange(Protocol):
-    """A change that would have fitted."""
-
-    def line(self) -> str:
-        """Return a line for the console, with flags to paste."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the entry of `status.json`."""
-
-
 class Forecast(Protocol):
     """Memory budget of blocks, prediction of a run, suggestions after out of memory."""
 
@@ -57,8 +33,9 @@ class Forecast(Protocol):
         *,
         peaks: Mapping[tuple[str, str], int],
         resumed: bool,
-    ) -> Comparison:
-        """Predict a finished run.
+    ) -> tuple[list[str], dict[str, Any], Ledger | None]:
+        """Return a finished run beside its prediction, or why there is none: lines for the console,
+        the entry of `summary.json`, and the predicted ledger.
 
         Args:
             peak: the measured ledger at the highest moment of a step.
@@ -69,8 +46,9 @@ class Forecast(Protocol):
 
     def suggestions(
         self, failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
-    ) -> Sequence[SuggestedChange]:
-        """Return the cheapest changes with which a run that ran out of memory would have fitted."""
+    ) -> Sequence[tuple[str, dict[str, Any]]]:
+        """Return the cheapest changes with which a run that ran out of memory would have fitted,
+        each as a line for the console, with flags to paste, and as an entry of `status.json`."""
 
 
 LoadForecast = Callable[[], Forecast]

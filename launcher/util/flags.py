@@ -19,6 +19,11 @@ def flag(name: str) -> str:
 
 def as_flags(values: Mapping[str, Any]) -> str:
     """`{"micro_batch": 4, "tied": False}` -> `--micro-batch 4 --no-tied`."""
+    return " ".join(as_words(values))
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """`{"micro_batch": 4, "tied": False}` -> `["--micro-batch", "4", "--no-tied"]`."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -26,7 +31,7 @@ def as_flags(values: Mapping[str, Any]) -> str:
         else:
             several = value if isinstance(value, tuple | list) else (value,)
             words += [flag(name), *map(str, several)]
-    return " ".join(words)
+    return words
 
 
 MOST_STEPS = 10**9
@@ -43,6 +48,18 @@ def fields_of(tokens: Iterable[str]) -> set[str]:
     none)."""
     names = {t.partition("=")[0][2:].replace("-", "_") for t in tokens if t.startswith("--")}
     return names | {name.removeprefix("no_") for name in names}
+
+
+def without(tokens: Iterable[str], *names: str) -> list[str]:
+    """Return the tokens less these flags and their values: `--gpus 4`, `--gpus=4`."""
+    kept: list[str] = []
+    left = iter(tokens)
+    for token in left:
+        if token in names:
+            next(left, None)
+        elif token.partition("=")[0] not in names:
+            kept.append(token)
+    return kept
 
 
 def require_positive(section: Any, *names: str, most: float = MOST_NUMBER) -> None:

@@ -83,9 +83,9 @@ def main(argv: Sequence[str]) -> int:
     before = None if options.against is None else read_baseline(options.against)
     runs = load_runs(find_runs(options.runs))
     report = Report(runs, reference=options.reference, memory_budget_bytes=budget_bytes)
-    names = _write_files(report, out)
+    _write_files(report, out)
     print_report(report.data, str(out / "report.csv"))
-    print(f"written to {out}: {', '.join(names)}")
+    print(f"written to {out}: {', '.join(FILES)}")
     hosts = {run.name: run.record.get("hostname") for run in runs}
     if options.write_baseline is not None:
         write_baseline(options.write_baseline, report.data["runs"], hosts)
@@ -128,7 +128,7 @@ def _check_files(out: Path) -> None:
         raise UserError(f"{out}: has a {theirs[0]} that no report has written: choose another one")
 
 
-def _write_files(report: Report, out: Path) -> list[str]:
+def _write_files(report: Report, out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -148,7 +148,6 @@ def _write_files(report: Report, out: Path) -> list[str]:
             raise UserError(
                 f"--out {out}: {name} cannot be written ({error.strerror}); choose another folder"
             ) from None
-    return list(FILES)
 
 
 def _inference_beside(out: Path) -> dict[str, Any] | None:

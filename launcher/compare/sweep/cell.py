@@ -35,10 +35,6 @@ GRACE_S = 10.0  # for ranks to save and to write status.json
 LONG_GRACE_S = 110.0  # of the two minutes between USR1 and the end of a batch job
 
 
-class TimeLimitNear(Interrupted):
-    """Slurm's SIGUSR1, sent shortly before the time limit."""
-
-
 def run_cell(row: SweepRow, folder: SweepFolder, *, nproc: int, timeout_s: float) -> None:
     """Run the cell in processes of its own; `row` and its file always show its current state.
 
@@ -91,7 +87,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     # A second signal must not interrupt the shutdown of the cell.
     for other in STOP_SIGNALS:
         signal.signal(other, signal.SIG_IGN)
-    raise TimeLimitNear(number) if number == signal.SIGUSR1 else Interrupted(number)
+    raise Interrupted(number)
 
 
 def _settle(
@@ -156,8 +152,9 @@ def run_to_end(command: Sequence[str], *, log: Path, timeout_s: float) -> int | 
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(timeout_s)
-    except TimeLimitNear:
-        grace_s = LONG_GRACE_S
+    except Interrupted as stopped:
+        if stopped.number == signal.SIGUSR1:  # Slurm's, sent shortly before the time limit
+            grace_s = LONG_GRACE_S
         raise
     finally:
         _stop(process, grace_s)

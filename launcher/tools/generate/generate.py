@@ -4,7 +4,7 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 
@@ -27,15 +27,6 @@ DEFAULT_MAX_TOKENS = 256
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    """A prompt, its tokens, and the limit on new tokens."""
-
-    text: str
-    tokens: list[int]
-    most: int
-
-
 def generate(options: GenerateOptions) -> None:
     """Continue each prompt in turn.
 
@@ -49,21 +40,22 @@ def generate(options: GenerateOptions) -> None:
             converse(options, source, known, device)
             return
         prompts = [
-            tokenized(text, known, source.config, options.max_tokens) for text in texts(options)
+            (text, *tokenized(text, known, source.config, options.max_tokens))
+            for text in texts(options)
         ]
         model = build_any(source, device=device, dtype=_DTYPES[options.dtype])
     live = sys.stdout.isatty()
-    for number, prompt in enumerate(prompts):
+    for number, (text, tokens, most) in enumerate(prompts):
         completion = complete(
             model,
             known,
-            prompt.tokens,
-            most=prompt.most,
+            tokens,
+            most=most,
             choose=TokenSampler(sampling, options.seed + number),
             stops=options.stop,
-            show=start_stream(prompt.text, number) if live else lambda _: None,
+            show=start_stream(text, number) if live else lambda _: None,
         )
-        print("" if live else as_json(prompt.text, completion), flush=True)
+        print("" if live else as_json(text, completion), flush=True)
 
 
 def converse(
@@ -132,8 +124,11 @@ def valid(text: str, place: str) -> str:
     return text
 
 
-def tokenized(text: str, known: Vocabulary, config: ModelConfig, max_tokens: int | None) -> Prompt:
-    """Tokenize a prompt; an empty one becomes the end-of-text token.
+def tokenized(
+    text: str, known: Vocabulary, config: ModelConfig, max_tokens: int | None
+) -> tuple[list[int], int]:
+    """Return a prompt's tokens, and the limit on new ones; an empty one becomes the end-of-text
+    token.
 
     Raises:
         UserError: it cannot be encoded, exceeds the context, or has a token without a row.
@@ -152,7 +147,7 @@ def tokenized(text: str, known: Vocabulary, config: ModelConfig, max_tokens: int
             f"the prompt's {len(tokens)} tokens and --max-tokens {most} exceed the model's context "
             f"of {config.context}: give --max-tokens {room} or less"
         )
-    return Prompt(text=text, tokens=tokens, most=most)
+    return tokens, most
 
 
 def start_stream(prompt: str, number: int) -> Callable[[str], None]:

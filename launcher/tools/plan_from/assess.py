@@ -28,7 +28,7 @@ from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.reading import Source
 from launcher.tools.plan_from.translate import Reading, read_files
 from launcher.util.errors import UserError
-from launcher.util.flags import fields_of, flag
+from launcher.util.flags import fields_of, flag, without
 
 _DEFAULT_BUCKETS: Final = {
     "reduce_bucket_size": 500_000_000,
@@ -108,12 +108,12 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
     """
     reading = read_files(sources)
     options, user = parse_options([*argv])
-    asked = options.gpus if _gives_gpus(argv) else None
+    asked = options.gpus if "gpus" in fields_of(argv) else None
     if reading.facts.get("cpu"):
         raise UserError(f"{reading.source.path}: trains on a CPU: a plan needs a GPU")
     gpus, machines = gpus_of(reading, asked, options.gpus_per_node)
     # again, as if the GPUs of the file had been given, on as many machines
-    given = [*_without_gpus(argv), "--gpus", str(gpus)]
+    given = [*without(argv, "--gpus"), "--gpus", str(gpus)]
     if options.gpus_per_node is None and machines > 1 and gpus % machines == 0:
         given += ["--gpus-per-node", str(gpus // machines)]
     options, user = parse_options(given)
@@ -165,7 +165,7 @@ def _relaxed(
     # each round changes one field to its nearest, so there are at most as many
     for _ in _NEAREST:
         try:
-            return _assessed(reading, flags, fields, cluster, folder)
+            return _assessed(reading, flags, cluster, folder)
         except UserError as error:
             names = [
                 name for name in _NEAREST if f"{flag(name)} " in f"{error} " and name in fields
@@ -178,14 +178,12 @@ def _relaxed(
             )
             fields[change] = _NEAREST[change]
             flags = [*flags, flag(change), str(_NEAREST[change])]
-    return _assessed(reading, flags, fields, cluster, folder)
+    return _assessed(reading, flags, cluster, folder)
 
 
-def _assessed(
-    reading: Reading, flags: list[str], fields: Facts, cluster: Cluster, folder: Path
-) -> Assessment:
+def _assessed(reading: Reading, flags: list[str], cluster: Cluster, folder: Path) -> Assessment:
     """Plan the run, with transformers' decoder where its trainer computes that."""
-    config = _config(reading, flags, fields, cluster, folder)
+    config = _config(reading, flags, cluster, folder)
     if reading.engine.computes_transformers:
         theirs = computed_by_transformers(config, folder, marks_of(reading, config))
         if theirs is not None:
@@ -194,24 +192,7 @@ def _assessed(
     return assessed(config, cluster, expandable=reading.engine.expandable_segments)
 
 
-def _gives_gpus(argv: Sequence[str]) -> bool:
-    return any(token.partition("=")[0] == "--gpus" for token in argv)
-
-
-def _without_gpus(argv: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    tokens = iter(argv)
-    for token in tokens:
-        if token == "--gpus":
-            next(tokens, None)
-        elif not token.startswith("--gpus="):
-            kept.append(token)
-    return kept
-
-
-def _config(
-    reading: Reading, flags: list[str], fields: Facts, cluster: Cluster, folder: Path
-) -> RunConfig:
+def _config(reading: Reading, flags: list[str], cluster: Cluster, folder: Path) -> RunConfig:
     config = parse_run_config(flags, cluster.world_size)
     stage = config.sharding.zero
     if stage and config.sharding.deepspeed is None:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from launcher.forecast.fit import Verdict, verdict
 from launcher.forecast.timing import step_seconds
 from launcher.tools.plan_from.assess import Planned, plan_of
-from launcher.tools.plan_from.editing import CannotEdit, edited, said
+from launcher.tools.plan_from.editing import edited, said
 from launcher.tools.plan_from.reading import Source, source_of
 from launcher.util.errors import Failure, UserError
 from launcher.util.sizes import gib
@@ -119,7 +119,8 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
         sections = {key.split(".")[0] for key in keys if "." in key}
         has = {key.split(".")[0] for key in flat}
         # a YAML file without the section shards in another way
-        if sections - has and not any("." not in key for key in keys) and not _nests(planned):
+        nests = planned.reading.source.path.suffix in (".toml", ".json", ".sh")
+        if sections - has and all("." in key for key in keys) and not nests:
             continue
         alone = world == 1 or (fields.get("zero") is not None and "FSDP" in what)
         if "shards" in what and alone and not keys[0].startswith("devices"):
@@ -127,11 +128,6 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
         if any(name in what for name in ("4 bits", "adapters")) and "lora_rank" not in fields:
             continue
         yield what, edit
-
-
-def _nests(planned: Planned) -> bool:
-    """Return whether the file can take a section that it has not."""
-    return planned.reading.source.path.suffix in (".toml", ".json", ".sh")
 
 
 def _tried(
@@ -143,7 +139,7 @@ def _tried(
         if text == source.text:
             return None
         after = plan_of([source_of(source.path, text), *planned.others], argv)
-    except (CannotEdit, UserError, Failure):  # it does not go with the rest of the run
+    except (UserError, Failure):  # it does not go with the rest of the run
         return None
     left = " ".join(after.reading.left_out)
     changed = any(key not in source.flat or source.flat[key] != edit[key] for key in edit)

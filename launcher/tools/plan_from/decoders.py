@@ -29,7 +29,7 @@ _ATTENTION: Final = {"auto": "sdpa", "sdpa": "sdpa", "eager": "eager"}
 
 
 def computed_by_transformers(
-    config: RunConfig, folder: Path, marks: Sequence[str] = ()
+    config: RunConfig, folder: Path, marks: Sequence[str]
 ) -> RunConfig | None:
     """Return the same run with transformers' decoder, or None where it has none.
 

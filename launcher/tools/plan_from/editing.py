@@ -9,17 +9,14 @@ from typing import Any
 import yaml
 
 from launcher.tools.plan_from.reading import Source
-
-
-class CannotEdit(Exception):
-    """The text is not of a form that an edit is certain to keep whole."""
+from launcher.util.errors import UserError
 
 
 def edited(source: Source, changes: Mapping[str, Any]) -> str:
     """Return the text with keys changed or added.
 
     Raises:
-        CannotEdit: a value spans what cannot be replaced.
+        UserError: a value spans what cannot be replaced.
     """
     text = source.text
     for key, value in changes.items():
@@ -58,11 +55,11 @@ def _in_tree(text: str, key: str, value: Any, *, is_json: bool) -> str:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise CannotEdit(str(error)) from None
+        raise UserError(str(error)) from None
     parts = key.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, yaml.MappingNode):
-            raise CannotEdit(key)
+            raise UserError(key)
         inner = next((v for k, v in node.value if k.value == part), None)
         if inner is None:
             return _added(text, node, parts[depth:], value, suffix)
@@ -75,7 +72,7 @@ def _in_tree(text: str, key: str, value: Any, *, is_json: bool) -> str:
         if is_last and isinstance(inner, yaml.SequenceNode) and isinstance(value, list):
             return _appended(text, inner, value[0], suffix)
         node = inner
-    raise CannotEdit(key)
+    raise UserError(key)
 
 
 def _nested(parts: list[str], value: Any, suffix: str) -> str:
@@ -110,7 +107,7 @@ def _added(text: str, node: Any, parts: list[str], value: Any, suffix: str) -> s
     gap = f"\n{line}" if not line.strip() and first.line > 0 else " "
     comma = "," if node.flow_style else ""
     if not node.flow_style and line.strip():
-        raise CannotEdit(parts[0])
+        raise UserError(parts[0])
     return f"{text[: first.index]}{name}: {literal}{comma}{gap}{text[first.index :]}"
 
 
@@ -131,7 +128,7 @@ def _in_toml(text: str, key: str, value: Any) -> str:
             # a string or a bare value, without a comment behind it; arrays are left alone
             rest = re.match(r"""("[^"]*"|'[^']*'|[^\s#"'\[]+)""", line[found.end() :])
             if rest is None:
-                raise CannotEdit(key)
+                raise UserError(key)
             lines[number] = line[: found.end()] + literal + line[found.end() + rest.end() :]
             return "".join(lines)
     for number, line in enumerate(lines):
@@ -149,13 +146,13 @@ def _in_command(text: str, key: str, value: Any, source: Source) -> str:
         last = found[-1]
         return f"{text[: last.start(2)]}{shlex.quote(str(value))}{text[last.end(2) :]}"
     if re.search(rf"(?<!\S)(?:{spelled}|--no[-_]{spelled[2:]})(?!\S)", text):
-        raise CannotEdit(key)
+        raise UserError(key)
     flags = [re.escape(name).replace("_", "[-_]") for name in source.flat]
     places = [
         place for name in flags for place in re.finditer(rf"(?<!\S)--{name}(?=[=\s]|$)", text)
     ]
     if not places:
-        raise CannotEdit(key)
+        raise UserError(key)
     # in front of the last flag: behind it may stand values, a comment or a continued line
     at = max(place.start() for place in places)
     return f"{text[:at]}{_option(key, value)} {text[at:]}"

@@ -8,7 +8,7 @@ from launcher.measure.hardware import GPUS_PER_NODE
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.translate import Reading, model_of, sharding
 from launcher.util.errors import UserError
-from launcher.util.flags import as_flags, fields_of
+from launcher.util.flags import as_words, fields_of
 
 _AS_THEY_ARE: Final = (
     *("seq_len", "optimizer", "momentum", "attention", "compile", "optimizer_in_backward", "clip"),
@@ -71,7 +71,8 @@ def training_flags(
     fields |= _adapters(reading)
     fields |= _precision(reading, fields["strategy"], adapters="lora_rank" in fields)
     fields |= _loss(reading)
-    layers = _layers([*as_flags(_model_fields(fields)).split(), *user])
+    shape = ["--model", fields["model"], *user] if "model" in fields else user
+    layers = parse_run_config(shape).model.build().layers
     fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
     micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, fields)
     ranks = max(1, gpus // (fields["tensor_parallel"] * fields["context_parallel"]))
@@ -84,7 +85,7 @@ def training_flags(
     # --zero implies it
     if fields["strategy"] == "zero" and not given & {"strategy", "deepspeed"}:
         fields.pop("strategy")
-    words = as_flags(fields).split()
+    words = as_words(fields)
     if "compile" not in fields:  # which no other trainer does by itself
         words.append("--no-compile")
     return [*words, *user], fields
@@ -126,14 +127,6 @@ def _model(reading: Reading, model: str | None) -> str:
         f"{path}: its model {said:.80} has no name here: give --hf-config FILE with its "
         "config.json, or --model hf:ORG/NAME"
     )
-
-
-def _model_fields(fields: Facts) -> Facts:
-    return {name: fields[name] for name in ("model",) if name in fields}
-
-
-def _layers(flags: list[str]) -> int:
-    return int(parse_run_config(flags).model.build().layers)
 
 
 def _adapters(reading: Reading) -> Facts:

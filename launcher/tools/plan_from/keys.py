@@ -73,11 +73,6 @@ def when(**facts: Any) -> Reader:
     return lambda value: dict(facts) if is_on(value) else {}
 
 
-def unless(**facts: Any) -> Reader:
-    """Take `facts` where a switch is off."""
-    return lambda value: {} if is_on(value) else dict(facts)
-
-
 def words(
     table: Mapping[str, Facts], *, otherwise: str = "is not planned", **instead: Any
 ) -> Reader:

@@ -90,9 +90,10 @@ def _open(options: PruneOptions) -> Opened:
         saved: Mapping[str, Any] = {} if checkpoint is None else checkpoint.extra.get("config", {})
         choice = choice_of(saved, options.data)
         if choice is None and options.method == "wanda":
+            why = "--data is none" if options.data == "none" else f"{options.run} names none"
             raise UserError(
-                f"--method wanda needs a calibration text, and {_nameless(options)}: give --data "
-                "TEXT, or --method magnitude"
+                f"--method wanda needs a calibration text, and {why}: give --data TEXT, or "
+                "--method magnitude"
             )
         # A live run may have saved a newer checkpoint since: use the one just checked.
         place = options.run if checkpoint is None else checkpoint.path
@@ -119,11 +120,6 @@ def _open(options: PruneOptions) -> Opened:
 def _settings(text: Text) -> dict[str, Any]:
     fields = {name: getattr(text.choice, name) for name in TEXT_FIELDS}
     return {**{n: v for n, v in fields.items() if v is not None}, "seq_len": text.seq_len}
-
-
-def _nameless(options: PruneOptions) -> str:
-    """Say why there is no text."""
-    return "--data is none" if options.data == "none" else f"{options.run} names none"
 
 
 def _report(

@@ -51,8 +51,9 @@ def failed_lines(stage: Stage) -> Iterator[str]:
             f"The program calls {library}, which the null GPU lacks: a limit of the rehearsal, "
             f"and no fault of the program ({stage.status.reason})"
         )
-    elif (stage.status.reason or "").removeprefix("ended by ") in _FROM_OUTSIDE:
-        yield f"The program was {stage.status.reason}, from outside{_killed(stage)}"
+    elif (signal := (stage.status.reason or "").removeprefix("ended by ")) in _FROM_OUTSIDE:
+        likely = ": a machine that runs out of host memory does that" if signal == "SIGKILL" else ""
+        yield f"The program was {stage.status.reason}, from outside{likely}"
     else:
         yield from _error_lines(stage)
         return
@@ -73,11 +74,6 @@ def _error_lines(stage: Stage) -> Iterator[str]:
             "  It may come from a value that no kernel has computed: those that it read are listed "
             "below, and --answer FILE:LINE=VALUE sets one"
         )
-
-
-def _killed(stage: Stage) -> str:
-    killed = stage.status.reason == "ended by SIGKILL"
-    return ": a machine that runs out of host memory does that" if killed else ""
 
 
 def lacking(stage: Stage) -> str | None:

@@ -1,10 +1,11 @@
 """Run a program on the null GPU, and judge what it needed."""
 
+import argparse
 import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from launcher.tools.rehearse.command import interpreter, ranks_per_node
 from launcher.tools.rehearse.seconds import StepSeconds, step_seconds
 from launcher.tools.rehearse.stage import Stage, read_stage
 from launcher.tools.rehearse.timeline import Timeline
-from launcher.tools.rehearse.topology import machine_of
+from launcher.tools.rehearse.topology import machine_of, read_topology
 from launcher.tools.rehearse.verdict import (
     CardFit,
     lacking_format,
@@ -35,25 +36,6 @@ UNLIMITED_GIB = 2048
 WITHOUT_LIMIT = "without-limit"
 ONE_STEP_MORE = "one-step-more"
 EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """A program and its GPUs; `gpus` per node, None for as many as the command starts ranks."""
-
-    command: Sequence[str]
-    gpu: str
-    gpus: int | None
-    steps: int
-    answers: Sequence[str]
-    out: Path | None
-    only_rank: int | None = None
-    """The rank that runs, where the others do not; of `world_size`, or of the command's ranks."""
-    world_size: int | None = None
-    topology: Mapping[str, float] = field(default_factory=dict)
-    """The nodes that seconds are for (topology.read_topology)."""
-    snapshot: Path | None = None
-    """File for torch's memory snapshot of the worst rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +63,7 @@ class Rehearsal:
     @property
     def world_size(self) -> int:
         """Return the number of ranks."""
-        return int(self.stage.ranks[0].run.get("world_size", 1)) if self.stage.ranks else 0
+        return self.stage.world_size
 
     @property
     def verdict(self) -> Verdict | None:
@@ -109,54 +91,60 @@ class Rehearsal:
         return ExitCode.FAILED if found is None else EXIT_CODES[found]
 
 
-def rehearse(request: Request) -> Rehearsal:
+def rehearse(options: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
     """Run the program; once more without a limit where it runs out of memory.
 
     Raises:
         UserError: an unknown GPU, no torch with CUDA, no compiler, no such program.
     """
-    gpu = gpu_named(request.gpu)
-    at_most = min(request.world_size or 1, GPUS_PER_NODE)
-    gpus = request.gpus or ranks_per_node(request.command) or at_most
-    alone = _alone(request, gpus)
-    answers = dict(map(_answer, request.answers))
-    interpreter(request.command)  # refused before there is a folder
-    if request.snapshot is not None:
-        check_new_file(request.snapshot)
-    folder = folders.new_folder(request.out, request.command, "rehearse")
-    stage = _run(request, [gpu] * gpus, folder, answers, alone)
+    topology = {} if options.topology is None else read_topology(options.topology)
+    gpu = gpu_named(options.gpu)
+    at_most = min(options.world_size or 1, GPUS_PER_NODE)
+    gpus = options.gpus or ranks_per_node(command) or at_most
+    alone = _alone(options, command, gpus)
+    answers = dict(map(_answer, options.answer))
+    interpreter(command)  # refused before there is a folder
+    if options.snapshot is not None:
+        check_new_file(options.snapshot)
+    settings = {
+        "mode": "rehearse",
+        "steps": options.steps,
+        "answers": answers,
+        "snapshot": options.snapshot is not None,
+    }
+    folder = folders.new_folder(options.out, command, "rehearse")
+    stage = _run(command, [gpu] * gpus, folder, settings, alone)
     if stage.ran_out_later:  # in the step for seconds: it is to be recorded, too
-        request = replace(request, steps=request.steps + 1)
-        folder = folders.new_folder(folder / ONE_STEP_MORE, request.command, "rehearse")
-        stage = _run(request, [gpu] * gpus, folder, answers, alone)
+        settings["steps"] += 1
+        folder = folders.new_folder(folder / ONE_STEP_MORE, command, "rehearse")
+        stage = _run(command, [gpu] * gpus, folder, settings, alone)
     unlimited = None
     if stage.ran_out:
         large = replace(gpu, memory_gib=UNLIMITED_GIB)
-        inner = folders.new_folder(folder / WITHOUT_LIMIT, request.command, "rehearse")
+        inner = folders.new_folder(folder / WITHOUT_LIMIT, command, "rehearse")
         # the step that ran out, too
-        request = replace(request, steps=max(request.steps, stage.steps + 1))
-        unlimited = _run(request, [large] * gpus, inner, answers, alone)
+        settings["steps"] = max(settings["steps"], stage.steps + 1)
+        unlimited = _run(command, [large] * gpus, inner, settings, alone)
     whole = unlimited or stage
-    world_size = int(stage.ranks[0].run.get("world_size", 1)) if stage.ranks else 1
     complete = bool(whole.ranks) and len(whole.recordings) == len(whole.ranks)
     cards: list[CardFit] = []
     # A program that failed would have needed more, and one that caught it may need what there is.
     if whole.ended_well and complete and not whole.caught:
         cards = on_every_gpu(
             list(whole.recordings.values()),
-            world_size=world_size,
+            world_size=stage.world_size,
             others_bytes=whole.others_bytes,
         )
     seconds = {
-        rank: step_seconds(timeline, machine_of(gpu.name, gpus, request.topology))
+        rank: step_seconds(timeline, machine_of(gpu.name, gpus, topology))
         for rank, timeline in whole.timelines.items()
     }
     # the slowest rank sets the pace of all
     if (slowest := _slowest(seconds)) is not None:
         timeline = whole.timelines[slowest]
-        cards = [_timed(card, timeline, gpus, request.topology) for card in cards]
-    if request.snapshot is not None:
-        _save_snapshot(whole, request.snapshot)
+        cards = [_timed(card, timeline, gpus, topology) for card in cards]
+    if options.snapshot is not None:
+        _save_snapshot(whole, options.snapshot)
     return Rehearsal(
         gpu=gpu,
         gpus=gpus,
@@ -198,35 +186,29 @@ def _save_snapshot(stage: Stage, path: Path) -> None:
 
 
 def _run(
-    request: Request,
+    command: Sequence[str],
     gpus: Sequence[Gpu],
     folder: Path,
-    answers: Mapping[str, Any],
+    settings: Mapping[str, Any],
     alone: dict[str, str],
 ) -> Stage:
-    settings = {
-        "folder": str(folder.resolve()),
-        "mode": "rehearse",
-        "steps": request.steps,
-        "answers": answers,
-        "snapshot": request.snapshot is not None,
-    }
-    environment = folders.observed_environment(settings) | alone
-    environment |= stand_in.environment(interpreter(request.command), gpus, inherited=environment)
+    here = {"folder": str(folder.resolve())}
+    environment = folders.observed_environment({**here, **settings}) | alone
+    environment |= stand_in.environment(interpreter(command), gpus, inherited=environment)
     folders.write_status(folder, Status(state="running", phase="start"))
     # standard output is for the report alone, which may be JSON
-    code = run_program(request.command, environment, stdout_to_stderr=True)
+    code = run_program(command, environment, stdout_to_stderr=True)
     return read_stage(folder, code)
 
 
-def _alone(request: Request, gpus: int) -> dict[str, str]:
+def _alone(options: argparse.Namespace, command: Sequence[str], gpus: int) -> dict[str, str]:
     """Return the variables with which one rank runs without the others.
 
     Raises:
         UserError: a rank or a world size that cannot be.
     """
-    rank, world = request.only_rank, request.world_size
-    launched = ranks_per_node(request.command)
+    rank, world = options.only_rank, options.world_size
+    launched = ranks_per_node(command)
     if rank is None:
         if world is not None:
             raise UserError(f"--world-size {world} goes with --only-rank: say which rank runs")

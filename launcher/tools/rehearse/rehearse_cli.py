@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.tools.watch.watch_cli import require_command, split_command
+from launcher.tools.watch.watch_cli import parse_before
 from launcher.util.errors import UserError, refusing
 from launcher.util.flags import OptionParser, require_range
 
@@ -20,25 +20,10 @@ def main(argv: Sequence[str]) -> int:
     """Rehearse a program; exit code 0 fits, 1 does not, 3 too close to call, 2 for bad input, 4
     where the program ended with an error of its own."""
     options, command = parse(argv)
-    from launcher.tools.rehearse.rehearsal import Request, rehearse
+    from launcher.tools.rehearse.rehearsal import rehearse
     from launcher.tools.rehearse.report import as_json, lines
-    from launcher.tools.rehearse.topology import read_topology
 
-    topology = {} if options.topology is None else read_topology(options.topology)
-    result = rehearse(
-        Request(
-            command=command,
-            gpu=options.gpu,
-            gpus=options.gpus,
-            steps=options.steps,
-            answers=options.answer,
-            out=options.out,
-            only_rank=options.only_rank,
-            world_size=options.world_size,
-            topology=topology,
-            snapshot=options.snapshot,
-        )
-    )
+    result = rehearse(options, command)
     if options.json:
         print(json.dumps(as_json(result), indent=2))
     else:
@@ -62,9 +47,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         "Exit codes: 0 fits, 1 does not, 3 too close to call, 2 bad input, 4 the program failed.",
     )
     _add_options(parser)
-    own, command = split_command(argv)
-    options = parser.parse_args(own)
-    require_command(command, USAGE)
+    options, command = parse_before(parser, argv)
     if options.gpu is None:
         raise UserError(f"no --gpu: name the GPU to rehearse on, as in {USAGE}")
     require_range("--steps", options.steps, 1, MOST_STEPS)

@@ -57,10 +57,8 @@ SMALLEST_SHARE = 0.05
 _SAME = {"grads": "optimizer", "master": "optimizer", "frozen": "params", "buffers": "temporary"}
 
 
-def remedies(
-    by_category: Mapping[str, int], phase: str, libraries: Sequence[str], most: int = 3
-) -> list[str]:
-    """Return what to set, for what takes most in a phase first; each setting once."""
+def remedies(by_category: Mapping[str, int], phase: str, libraries: Sequence[str]) -> list[str]:
+    """Return at most three settings, for what takes most in a phase first; each once."""
     # the outermost comes first: trl wraps transformers' Trainer, and takes its own words
     library = libraries[0] if libraries else "torch"
     found: list[str] = []
@@ -75,4 +73,4 @@ def remedies(
         remedy = f"{category}: {words.get(library, words['torch'])}"
         if remedy.partition(": ")[2] not in [one.partition(": ")[2] for one in found]:
             found.append(remedy)
-    return found[:most]
+    return found[:3]

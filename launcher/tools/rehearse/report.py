@@ -19,7 +19,6 @@ from launcher.tools.rehearse.stage import Stage
 from launcher.tools.rehearse.timeline import Kind
 from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
-from launcher.tools.watch.content import as_record
 from launcher.tools.watch.folder import WatchedRank, all_seen
 from launcher.tools.watch.tables import phase_name, phase_rows, table
 from launcher.util.sizes import gib
@@ -54,7 +53,8 @@ def lines(result: Rehearsal) -> Iterator[str]:
     if whole is not stage:
         yield f"Without a limit it needs (rank {worst.number}, {whole.steps} steps; {LABEL}):"
     yield from failed_lines(whole)
-    yield from table((f"rank {worst.number}", "allocated", "reserved"), _phases(worst))
+    rows = [row[:-1] for row in phase_rows(worst)]  # a rehearsal has no seconds
+    yield from table((f"rank {worst.number}", "allocated", "reserved"), rows)
     yield from _contents(whole, worst)
     yield from _not_reached(whole)
     if len(whole.ranks) > 1:
@@ -82,8 +82,8 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
             "reserved_peak_bytes": rank.reserved_peak_bytes,
             "host_rss_bytes": rank.highest("host_rss_bytes"),
             "phases": rank.of_kind("phase"),
-            "peak": as_record(whole.held[rank.number].peak) if rank.number in whole.held else None,
-            "end": as_record(whole.held[rank.number].end) if rank.number in whole.held else None,
+            **dict.fromkeys(("peak", "end")),
+            **(dataclasses.asdict(whole.held[rank.number]) if rank.number in whole.held else {}),
             "seconds": _as_seconds(result, rank.number),
             "values": rank.events("value_read"),
         }
@@ -141,10 +141,6 @@ def _turns(stage: Stage) -> int:
     """Return how many optimizers, or sets of them, step in turn."""
     ended = [event for rank in stage.ranks for event in rank.events("program_ended")]
     return max((int(event.get("turns", 1)) for event in ended), default=1)
-
-
-def _phases(rank: WatchedRank) -> list[tuple[str, str, str]]:
-    return [(name, allocated, reserved) for name, allocated, reserved, _ in phase_rows(rank)]
 
 
 def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:

@@ -26,6 +26,11 @@ class Stage:
     """Rank -> the timeline of one more step."""
 
     @property
+    def world_size(self) -> int:
+        """Return the number of ranks; 0 if none has trained."""
+        return int(self.ranks[0].run.get("world_size", 1)) if self.ranks else 0
+
+    @property
     def steps(self) -> int:
         """Return the optimizer steps that were seen."""
         return max((len(rank.of_kind("step")) for rank in self.ranks), default=0)

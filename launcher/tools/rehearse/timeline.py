@@ -177,8 +177,8 @@ def _work(described: Mapping[str, Any], tensors: Sequence[Any]) -> Work:
             return _as_copies(work) if torch.Tag.pointwise in known.tags else work
         except (ValueError, LookupError, TypeError, RuntimeError, AttributeError):
             pass  # of operands that it does not expect: by its bytes
-    sizes = [_nbytes(one) for one in (*tensors, *_tensors([described.get("out")]))]
-    return _moving(sizes)
+    operands = (*tensors, *_tensors([described.get("out")]))
+    return _moving([_as_tensors(one).nbytes for one in operands])
 
 
 def _as_copies(work: Work) -> Work:
@@ -244,10 +244,6 @@ def _tensors(tree: Any) -> Iterator[Any]:
     elif isinstance(tree, list):
         for one in tree:
             yield from _tensors(one)
-
-
-def _nbytes(described: Mapping[str, Any]) -> int:
-    return _as_tensors(described).nbytes  # type: ignore[no-any-return]
 
 
 def _as_tensors(tree: Any) -> Any:

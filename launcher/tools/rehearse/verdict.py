@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from launcher.forecast.allocator import AllocatorUse, replay
 from launcher.forecast.fit import Verdict, verdict, within
+from launcher.forecast.order import VERDICTS
 from launcher.measure.hardware import CONTEXT_BYTES, GPUS, NCCL_GROUP_BYTES, Gpu
 from launcher.tools.watch.content import Recording, allocator_events
-
-ORDER: tuple[Verdict, ...] = ("fits", "tight", "does not fit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +33,7 @@ def outside_bytes(world_size: int) -> int:
 
 
 def on_every_gpu(
-    recordings: Sequence[Recording], *, world_size: int, others_bytes: int = 0
+    recordings: Sequence[Recording], *, world_size: int, others_bytes: int
 ) -> list[CardFit]:
     """Replay all ranks' allocations on each GPU of the table, smallest first.
 
@@ -85,6 +84,6 @@ def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int, others_byte
     return CardFit(
         gpu=gpu.name,
         memory_bytes=gpu.memory_bytes,
-        used_bytes=None if found == ORDER[-1] else used,
+        used_bytes=None if found == VERDICTS[-1] else used,
         verdict=found,
     )

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from launcher.config.arguments import parse_run_config
@@ -17,6 +17,7 @@ from launcher.forecast.plan_cli import parse_options
 from launcher.measure.hardware import gpu_named
 from launcher.tools.rent.prices import OWN, Offer, Prices, read_prices
 from launcher.util.errors import ExitCode, UserError
+from launcher.util.flags import without
 from launcher.util.tables import MUST, Column, print_table, say
 
 TIED: Final = "="
@@ -62,9 +63,7 @@ class Rental(NamedTuple):
 def print_rentals(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Plan on each offer and print them by cost; return an exit code."""
     prices = read_prices(options.prices or OWN)
-    places = list(_places(prices, rest))
-    if not places:
-        raise _no_offer(prices, rest)
+    places = _places(prices, rest)
     found, left_out = _planned(places, prices, options, rest)
     late = [each for each in found if each.in_time(options.deadline_hours) == "late"]
     ranked = [each for each in found if each not in late]
@@ -76,35 +75,30 @@ def print_rentals(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return ExitCode.DONE if ranked else ExitCode.NOTHING_FITS
 
 
-def _places(prices: Prices, rest: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield the GPUs and numbers that are offered, in the order of the file."""
-    given = _given(rest)
-    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
-    seen = set()
-    for offer in prices.offers:
-        for count in offer.gpus:
-            wanted = gpu in (None, offer.gpu) and given.get("--gpus") in (None, str(count))
-            if wanted and (offer.gpu, count) not in seen:
-                seen.add((offer.gpu, count))
-                yield offer.gpu, count
+def _places(prices: Prices, rest: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the GPUs and numbers that are offered, in the order of the file.
 
-
-def _no_offer(prices: Prices, rest: Sequence[str]) -> UserError:
-    """Name what was asked for and what is offered: numbers of that GPU, or other GPUs."""
-    given = _given(rest)
-    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
-    counts = {n for offer in prices.offers if offer.gpu == gpu for n in offer.gpus}
-    names = dict.fromkeys(offer.gpu for offer in prices.offers)
-    offered = f"--gpus {' or '.join(map(str, sorted(counts)))}" if counts else ", ".join(names)
-    asked = " ".join(f"{name} {value}" for name, value in given.items())
-    return UserError(f"{asked}: --prices {prices.path.name} has no such offer: it has {offered}")
-
-
-def _given(rest: Sequence[str]) -> dict[str, str]:
+    Raises:
+        UserError: there is none; with those that are offered of that GPU, or other GPUs.
+    """
     words = [part for token in rest for part in token.split("=", 1)]
-    return {
+    given = {
         name: words[words.index(name) + 1] for name in ("--gpu", "--gpus") if name in words[:-1]
     }
+    gpu = gpu_named(given["--gpu"]).name if "--gpu" in given else None
+    offered = dict.fromkeys((offer.gpu, n) for offer in prices.offers for n in offer.gpus)
+    found = [
+        (name, count)
+        for name, count in offered
+        if gpu in (None, name) and given.get("--gpus") in (None, str(count))
+    ]
+    if found:
+        return found
+    counts = sorted(count for name, count in offered if name == gpu)
+    names = dict.fromkeys(name for name, _ in offered)
+    others = f"--gpus {' or '.join(map(str, counts))}" if counts else ", ".join(names)
+    asked = " ".join(f"{name} {value}" for name, value in given.items())
+    raise UserError(f"{asked}: --prices {prices.path.name} has no such offer: it has {others}")
 
 
 def _planned(
@@ -119,7 +113,7 @@ def _planned(
         UserError: of all of them, the flags allow none.
     """
     found, left_out, refused = [], dict[str, list[str]](), list[UserError]()
-    flags = _without(rest, ("--gpu", "--gpus"))
+    flags = without(rest, "--gpu", "--gpus")
     with contextlib.closing(ProgressLine()) as line:
         for number, (gpu, count) in enumerate(places):
             line(number, len(places))
@@ -136,17 +130,6 @@ def _planned(
     if len(refused) == len(places):
         raise refused[0]
     return sorted(found, key=lambda each: each.middle), left_out
-
-
-def _without(rest: Sequence[str], names: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    tokens = iter(rest)
-    for token in tokens:
-        if token in names:
-            next(tokens, None)
-        elif token.partition("=")[0] not in names:
-            kept.append(token)
-    return kept
 
 
 def _best(argv: Sequence[str]) -> Assessment | None:
@@ -229,9 +212,8 @@ def _three(value: float) -> str:
 
 
 def _record(each: Rental, prices: Prices, options: argparse.Namespace) -> dict[str, Any]:
-    record = each._asdict() | {
+    return each._asdict() | {
         "currency": prices.currency,
         "deadline": each.in_time(options.deadline_hours),
         "offers": [offer._asdict() for offer in each.offers],
     }
-    return record

@@ -44,12 +44,13 @@ class Scorer(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [B, T] int64 -> [B, T, V]."""
         positions = torch.arange(input_ids.size(1), device=input_ids.device)
-        logits, _ = self.decoder.walk(input_ids, positions.expand(input_ids.shape), None, None)
-        return logits
+        logits, _ = self.decoder(input_ids, None, positions.expand(input_ids.shape), None)
+        return cast(Tensor, logits)
 
 
 class CachedDecoder(nn.Module):
-    """Logits of tokens that follow a KV cache."""
+    """Logits of tokens that follow a KV cache, from the model's blocks one by one, as decoding in
+    `launcher.model.decode` runs them."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
@@ -58,25 +59,16 @@ class CachedDecoder(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None,
         position_ids: Tensor,
-        past: Sequence[LayerCache],
+        past: Sequence[LayerCache] | None,
     ) -> tuple[Tensor, list[LayerCache]]:
         """input_ids and position_ids [B, T], attention_mask [B, P + T], all int64, past [B, kv
         heads, P, head_dim] per block -> logits [B, T, V], and past extended by T.
 
-        P may be 0. A mask of 0 hides a position, such as left padding of a shorter prompt.
+        P may be 0, and is without `past`. A mask of 0 hides a position, such as left padding of a
+        shorter prompt; None hides none.
         """
-        return self.walk(input_ids, position_ids, attention_mask, past)
-
-    def walk(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None,
-        past: Sequence[LayerCache] | None,
-    ) -> tuple[Tensor, list[LayerCache]]:
-        """Run the model's blocks one by one, as decoding in `launcher.model.decode` does."""
         model, (batch, length) = self.model, input_ids.shape
         before = 0 if past is None else past[0][0].size(2)
         hidden = hidden_keys(model.config, before, length, attention_mask, input_ids.device)

@@ -21,6 +21,7 @@ from launcher.checkpoint.pretrained.loading import chosen_device
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.compare.inference import FOLDER, RESULT_FILE, markdown_text, page, print_rows
 from launcher.config.resolve import check_run_folder
+from launcher.measure.hardware import cpu_name
 from launcher.tools.serve import tensorrt as tensorrt_engine
 from launcher.tools.serve.case import Case, Measured
 from launcher.tools.serve.choice import InferBenchOptions
@@ -74,6 +75,7 @@ def _measured(
     """Measure all cases; returns the content of inference.json."""
     names = _names([run.path for run in runs])
     rows: list[dict[str, Any]] = []
+    nothing: dict[str, Any] = dict.fromkeys((*(f.name for f in fields(Measured)), "reason"))
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "text.npz")
         np.savez(text, tokens=bench.tokens, targets=bench.targets)
@@ -92,7 +94,7 @@ def _measured(
         )
         for case in _announced(_cases(options, runs, common, Path(scratch))):
             row = {"run": names[Path(case.run)], "engine": case.engine, "weights": case.weights}
-            rows.append(row | _with_every_figure(_outcome(case)))
+            rows.append(row | nothing | _outcome(case))
     return {
         "version": VERSION,
         "made_unix_s": time.time(),
@@ -193,11 +195,6 @@ def _alone(case: Case) -> dict[str, Any]:
     return found
 
 
-def _with_every_figure(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an outcome with None for what it lacks: a reason, or figures."""
-    return {**dict.fromkeys(field.name for field in fields(Measured)), "reason": None, **found}
-
-
 def _beside(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the throughput ratio to the run's `REFERENCE` among the rows, and the length of the
     common token prefix."""
@@ -217,12 +214,6 @@ def _common_prefix(mine: Sequence[int], others: Sequence[int]) -> int:
 
 def _machine(device_type: str) -> dict[str, Any]:
     packages = ("torch", "onnx", "onnxruntime", "torchao", "tensorrt")
-    name = torch.cuda.get_device_name() if device_type == "cuda" else _cpu_name()
+    name = torch.cuda.get_device_name() if device_type == "cuda" else cpu_name()
     versions = {package: version_of(package) for package in packages}
     return {"device": name, "python": platform.python_version(), "packages": versions}
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())

@@ -168,9 +168,11 @@ def _recorded(structure: Structure) -> dict[str, Any]:
 
 
 def _shapes(model: ModelConfig) -> list[tuple[str, list[tuple[Any, ...]]]]:
+    """Return (name, dimensions) of every parameter of a `prime_model` with one block."""
+    product = partial(_product, primes=_primes_of(model))
     return [
-        (name, [(size.factor, *size.names) for size in shape])
-        for name, shape in shape_template(model)
+        (name, [(size.factor, *size.names) for size in map(product, shape)])
+        for name, shape in shapes_of_one_block(model)
     ]
 
 
@@ -202,14 +204,6 @@ def record_template(model: ModelConfig, compute: Compute, most_together: int) ->
     )
     with own[0], own[1]:
         return template_of(record, partial(_product, primes=_primes_of(model)))
-
-
-def shape_template(model: ModelConfig) -> list[tuple[str, tuple[Size, ...]]]:
-    """Return (name, dimensions) of every parameter of a `prime_model` with one block."""
-    product = partial(_product, primes=_primes_of(model))
-    return [
-        (name, tuple(product(size) for size in shape)) for name, shape in shapes_of_one_block(model)
-    ]
 
 
 def _primes_of(model: ModelConfig) -> dict[int, tuple[str, int]]:

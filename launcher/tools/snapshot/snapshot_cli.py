@@ -47,7 +47,9 @@ def main(arguments: Sequence[str]) -> int:
         for history in found:
             _print(history)
     if options.page is not None:
-        _write_page(options.page, options.file, found)
+        record = _as_record(options.file, found)
+        page = page_html(f"Memory of {options.file.name}", ("lines.js", "snapshot.js"), record)
+        options.page.write_text(page, encoding="utf-8")
         if not options.json:
             print(f"page: {options.page}")
     return ExitCode.DONE
@@ -135,8 +137,3 @@ def _held_record(held: Held) -> dict[str, Any]:
         "size_bytes": held.size_bytes,
         "tensors": held.tensors,
     }
-
-
-def _write_page(path: Path, file: Path, found: Sequence[DeviceHistory]) -> None:
-    page = page_html(f"Memory of {file.name}", ("lines.js", "snapshot.js"), _as_record(file, found))
-    path.write_text(page, encoding="utf-8")

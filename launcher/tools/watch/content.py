@@ -7,7 +7,7 @@ import array
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,7 +225,7 @@ def allocator_events(
     events: list[tuple[int, int]] = []
     streams: dict[int, str] = {}
     live: dict[int, int] = {}
-    emptied = _positions(recording, "empty_cache")
+    emptied = (at for at, kind, _, _ in recording.marks if kind == "empty_cache")
     due = next(emptied, None)
     for number, (address, size, stream) in enumerate(recording.events):
         while due is not None and due <= number:
@@ -240,10 +240,6 @@ def allocator_events(
         elif size < 0 and address in live:
             events.append((live.pop(address), 0))
     return events, streams
-
-
-def _positions(recording: Recording, kind: str) -> Iterator[int]:
-    return (at for at, found, _, _ in recording.marks if found == kind)
 
 
 def ledger_record(content: Content, step: int | None) -> dict[str, Any]:
@@ -261,14 +257,4 @@ def ledger_record(content: Content, step: int | None) -> dict[str, Any]:
         "device": {**lines, "used_bytes": content.total_bytes},
         "host": nothing,
         "disk": nothing,
-    }
-
-
-def as_record(content: Content) -> dict[str, Any]:
-    """Return plain values."""
-    return {
-        "total_bytes": content.total_bytes,
-        "phase": content.phase,
-        "by_category": dict(content.by_category),
-        "by_module": dict(content.by_module),
     }

@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from launcher.util.errors import UserError
 
@@ -59,12 +58,8 @@ def _wait(process_id: int, watched: set[signal.Signals]) -> int:
 def end_as(code: int) -> int:
     """Return the exit code of a program, or end by the signal that has ended it."""
     if code < 0:
-        _end_by(-code)
+        signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+        os._exit(128 - code)  # one that does not end a process
     return code
-
-
-def _end_by(number: int) -> NoReturn:
-    signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)  # one that does not end a process

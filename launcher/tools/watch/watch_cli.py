@@ -38,10 +38,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         action="store_true",
         help="print the summary as JSON; the program's own output goes to standard error",
     )
-    own, command = split_command(argv)
-    options = parser.parse_args(own)
-    require_command(command, USAGE)
-    return options, command
+    return parse_before(parser, argv)
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -51,14 +48,17 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def require_command(command: Sequence[str], usage: str) -> None:
-    """Refuse an empty command.
+def parse_before(parser: OptionParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Parse a verb's own words, and return them with the program's command.
 
     Raises:
-        UserError: there is none.
+        UserError: an invalid option, or no command.
     """
+    own, command = split_command(argv)
+    options = parser.parse_args(own)
     if not command:
-        raise UserError(f"no program to start: write its command after --, as in {usage}")
+        raise UserError(f"no program to start: write its command after --, as in {parser.usage}")
+    return options, command
 
 
 def watch(command: Sequence[str], out: Path | None, *, as_json: bool) -> int:

@@ -14,7 +14,7 @@ from launcher.forecast.collectives import fit_rate
 from launcher.forecast.machine import COLLECTIVES, Machine
 from launcher.measure.hardware import GPUS, find_gpu, gpu_named
 from launcher.model.config import ModelConfig
-from launcher.util.errors import UserError
+from launcher.util.errors import Failure, UserError
 
 TINY = Effort(
     seconds=0.01,
@@ -66,7 +66,7 @@ def test_one_process_measures_no_collectives() -> None:
 
 
 def test_a_dead_process_ends_the_profile(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(profile.RankFailed, match="measuring process 0 failed"):
+    with pytest.raises(Failure, match="measuring process 0 failed"):
         profile.measure(
             MODEL,
             device_type="cpu",
@@ -88,24 +88,34 @@ def changed(**changes: Any) -> str:
 FAULTS = {
     "not JSON": ("{", "not valid JSON"),
     "a list": ("[]", "holds [], but must be a JSON object"),
-    "another version": (changed(schema_version=7), "schema_version is 7, not 1"),
-    "a field too many": (changed(speed=1), "speed is unknown"),
+    "another version": (changed(schema_version=7), "says schema_version is 7, but must be 1"),
+    "a field too many": (changed(speed=1), "has speed, which is unknown"),
     "a field too few": (
         json.dumps({k: v for k, v in CONTENT.items() if k != "copy_bytes_per_s"}),
-        "copy_bytes_per_s is missing",
+        "lacks copy_bytes_per_s",
     ),
-    "no number": (changed(copy_bytes_per_s="fast"), "copy_bytes_per_s is 'fast', but must be"),
-    "zero": (changed(copy_bytes_per_s=0), "copy_bytes_per_s is 0, but must be a number, more"),
+    "no number": (
+        changed(copy_bytes_per_s="fast"),
+        "copy_bytes_per_s is 'fast', but must be a valid number",
+    ),
+    "zero": (changed(copy_bytes_per_s=0), "copy_bytes_per_s is 0, but must be greater than 0"),
     "infinite": (changed(operator_s=float("inf")), "operator_s is inf"),
     "beyond any float": (changed(operator_s=10**400), "operator_s is 1000000000..., of 401 digits"),
-    "negative": (changed(operator_s=-1), "operator_s is -1, but must be a number, 0 or more"),
+    "negative": (
+        changed(operator_s=-1),
+        "operator_s is -1, but must be greater than or equal to 0",
+    ),
     "a flag": (changed(memory_bytes=True), "memory_bytes is True"),
-    "no fp32": (changed(matmul_flops_per_s={}), "matmul_flops_per_s.fp32 is missing"),
+    "no fp32": (changed(matmul_flops_per_s={}), "lacks matmul_flops_per_s.fp32"),
     "half a rate": (
         changed(collectives={**CONTENT["collectives"], "all_gather": {"start_s": 0}}),
-        "collectives.all_gather.hop_s is missing",
+        "lacks collectives.all_gather.hop_s",
     ),
-    "device": (changed(device="tpu"), "device is 'tpu', but must be cpu or cuda"),
+    "a collective too few": (
+        changed(collectives={k: v for k, v in CONTENT["collectives"].items() if k != "all_reduce"}),
+        "lacks collectives.all_reduce",
+    ),
+    "device": (changed(device="tpu"), "device is 'tpu', but must be 'cpu' or 'cuda'"),
 }
 
 

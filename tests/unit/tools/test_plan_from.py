@@ -15,7 +15,7 @@ from strangers_configs import REFUSED, SAMPLES, asked
 from launcher.config.arguments import parse_run_config
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import parse_options
-from launcher.tools.plan_from.editing import CannotEdit, edited
+from launcher.tools.plan_from.editing import edited
 from launcher.tools.plan_from.engines import ENGINES
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.kinds import KINDS
@@ -585,5 +585,5 @@ def test_a_switch_of_a_command_line_is_turned_off(tmp_path: Path) -> None:
         "--no_gradient_checkpointing --per_device_train_batch_size 1\n"
     )
     assert understood(path)[1].model.activation_checkpointing == "none"
-    with pytest.raises(CannotEdit):
+    with pytest.raises(UserError):
         edited(read_source(path), {"gradient_checkpointing": True})

@@ -1,20 +1,19 @@
 """Accelerate's YAML: `accelerate config` writes it, `accelerate launch --config_file` reads it."""
 
-from launcher.tools.plan_from.keys import Kind, text, unless, when, whole, words
+from launcher.tools.plan_from.keys import Kind, text, when, whole, words
 from launcher.tools.plan_from.kinds.shared import (
     DEEPSPEED_KEYS,
     DEEPSPEED_LEFT_OUT,
     DEEPSPEED_NO_EFFECT,
+    FSDP_LEFT_OUT,
+    FSDP_NO_EFFECT,
+    FSDP_SECTION,
     device,
-    fsdp_left_out,
-    fsdp_no_effect,
-    fsdp_section,
-    names_under,
     stage,
-    under,
 )
 
 _D = "deepspeed_config"
+_D_NO_EFFECT = " ".join(f"{_D}.{name}" for name in DEEPSPEED_NO_EFFECT.split())
 _P = "parallelism_config.parallelism_config"
 ACCELERATE = Kind(
     name="accelerate YAML",
@@ -35,7 +34,6 @@ ACCELERATE = Kind(
                 "FSDP": {"strategy": "fsdp"},
                 "DEEPSPEED": {"engine": "deepspeed"},
             },
-            otherwise="is not planned",
         ),
         "num_processes": whole("gpus"),
         "num_machines": whole("machines"),
@@ -51,8 +49,8 @@ ACCELERATE = Kind(
         "dynamo_config.dynamo_backend": words(
             {"no": {}, "inductor": {"compile": True}}, otherwise="is planned as not compiled"
         ),
-        **fsdp_section(),
-        **under(_D, DEEPSPEED_KEYS),
+        **FSDP_SECTION,
+        **{f"{_D}.{name}": reader for name, reader in DEEPSPEED_KEYS.items()},
         f"{_D}.zero_stage": stage,
         f"{_D}.offload_optimizer_device": device("offload_optimizer"),
         f"{_D}.offload_param_device": device("offload_param"),
@@ -63,14 +61,13 @@ ACCELERATE = Kind(
         f"{_P}_tp_size": whole("tensor_parallel"),
         f"{_P}_cp_size": whole("context_parallel"),
         f"{_P}_sp_size": whole("context_parallel"),
-        "same_network": unless(),
     },
     left_out={
         "megatron_lm_config": "Megatron's dimensions are not planned",
         "fp8_config": "fp8 is planned as torchao's",
         f"{_D}.deepspeed_moe_layer_cls_names": "experts are planned by the model",
-        **fsdp_left_out(),
-        **under(_D, DEEPSPEED_LEFT_OUT),
+        **FSDP_LEFT_OUT,
+        **{f"{_D}.{name}": reason for name, reason in DEEPSPEED_LEFT_OUT.items()},
     },
     no_effect=(
         "compute_environment debug downcast_bf16 machine_rank main_process_ip main_process_port "
@@ -79,7 +76,7 @@ ACCELERATE = Kind(
         "deepspeed_config.zero3_save_16bit_model deepspeed_config.deepspeed_multinode_launcher "
         "deepspeed_config.deepspeed_hostfile deepspeed_config.deepspeed_*clusion_filter "
         f"{_P}_dp_shard_size {_P}_cp_* {_P}_sp_* fp16 "
-        f"{fsdp_no_effect()} {names_under(_D, DEEPSPEED_NO_EFFECT)}"
+        f"{FSDP_NO_EFFECT} {_D_NO_EFFECT}"
     ),
     accumulation="gradient_accumulation_steps",
     changes=(

@@ -5,11 +5,11 @@ from typing import Any, Final
 from launcher.tools.plan_from.keys import Facts, Kind, alike, is_on, text, when, whole, words
 from launcher.tools.plan_from.kinds.shared import (
     ATTENTION,
+    FSDP_LEFT_OUT,
+    FSDP_NO_EFFECT,
+    FSDP_SECTION,
     WEIGHTS,
     adapter_targets,
-    fsdp_left_out,
-    fsdp_no_effect,
-    fsdp_section,
 )
 from launcher.tools.plan_from.kinds.transformers import (
     OPTIM,
@@ -86,7 +86,7 @@ AXOLOTL = Kind(
         "deepspeed": deepspeed_file,
         "fsdp": fsdp_words,
         "fsdp_version": when(strategy="fsdp"),
-        **fsdp_section(),
+        **FSDP_SECTION,
         "dp_replicate_size": whole("replicas"),
         "tensor_parallel_size": whole("tensor_parallel"),
         "context_parallel_size": whole("context_parallel"),
@@ -118,7 +118,7 @@ AXOLOTL = Kind(
         "embeddings_skip_upcast": "embeddings are planned as the other weights",
         "neftune_noise_alpha": "noise on embeddings is not planned",
         "deepcompile": "DeepSpeed's compiler is not planned",
-        **fsdp_left_out(),
+        **FSDP_LEFT_OUT,
     },
     no_effect=(
         "output_dir learning_rate lr_* datasets test_datasets dataset_* logging_steps num_epochs "
@@ -145,7 +145,7 @@ AXOLOTL = Kind(
         "ring_attn_func bench_dataset do_bench_eval do_causal_lm_eval total_num_tokens "
         "use_scattermoe use_sonicmoe llama4_linearized_experts vllm.* gemma4_* use_*_kernels "
         "jagged_* lisa_* fp8_* secrets overrides_of_model_config* model_config.* float32 "
-        f"batch_size full_finetune {fsdp_no_effect()}"
+        f"batch_size full_finetune {FSDP_NO_EFFECT}"
     ),
     defaults={"micro_batch": 1, "accumulation": 1, "seq_len": 512, "lora_rank if lora": 8, **_BF16},
     micro_batch="micro_batch_size",

@@ -1,7 +1,7 @@
 """Keys that several trainers share: Accelerate's FSDP section, DeepSpeed's JSON, launchers."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from launcher.tools.plan_from.keys import (
     Facts,
@@ -16,6 +16,7 @@ from launcher.tools.plan_from.keys import (
     words,
 )
 
+Value = TypeVar("Value")
 _FULL: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": True}
 _GRAD_OP: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": False}
 # torch's ShardingStrategy, by name or number: Accelerate takes both
@@ -35,7 +36,7 @@ def reshards(value: Any) -> Facts:
     return _FULL if is_on(value) else _GRAD_OP
 
 
-FSDP_SECTION: Final[Mapping[str, Reader]] = {
+_FSDP_READERS: Final[Mapping[str, Reader]] = {
     "version": lambda value: {"strategy": "fsdp", "fsdp_version": int(number_of(value) or 2)},
     "sharding_strategy": words(SHARDING_WORDS, otherwise="is planned as full shard"),
     "reshard_after_forward": reshards,
@@ -43,11 +44,11 @@ FSDP_SECTION: Final[Mapping[str, Reader]] = {
     "cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "activation_checkpointing": when(activation_checkpointing="full"),
 }
-FSDP_LEFT_OUT: Final[Mapping[str, str]] = {
+_FSDP_REASONS: Final[Mapping[str, str]] = {
     "mixed_precision_policy": "the usual policy is planned: bf16 to compute, fp32 shards",
     "min_num_params": "each block is planned as a group",
 }
-FSDP_NO_EFFECT: Final = (
+_FSDP_WITHOUT: Final = (
     "auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy "
     "forward_prefetch use_orig_params sync_module_states cpu_ram_efficient_loading "
     "state_dict_type final_state_dict_type limit_all_gathers cpu_offload_pin_memory xla "
@@ -55,29 +56,18 @@ FSDP_NO_EFFECT: Final = (
 )
 
 
-def fsdp_section(place: str = "fsdp_config") -> dict[str, Reader]:
-    """Return the keys of a section, with the prefix `fsdp_` of Accelerate and without."""
+def _in_section(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return keys of Accelerate's section, with its prefix `fsdp_` and without."""
     return {
-        f"{place}.{prefix}{name}": reader
-        for name, reader in FSDP_SECTION.items()
-        for prefix in ("", "fsdp_")
-    } | {f"{place}.fsdp": when(strategy="fsdp")}
-
-
-def fsdp_left_out(place: str = "fsdp_config") -> dict[str, str]:
-    """Return the keys of a section that are not planned, in both spellings."""
-    return {
-        f"{place}.{prefix}{name}": reason
-        for name, reason in FSDP_LEFT_OUT.items()
+        f"fsdp_config.{prefix}{name}": value
+        for name, value in values.items()
         for prefix in ("", "fsdp_")
     }
 
 
-def fsdp_no_effect(place: str = "fsdp_config") -> str:
-    """Return the keys of a section without effect on bytes, in both spellings."""
-    return " ".join(
-        f"{place}.{prefix}{name}" for name in FSDP_NO_EFFECT.split() for prefix in ("", "fsdp_")
-    )
+FSDP_SECTION: Final = {**_in_section(_FSDP_READERS), "fsdp_config.fsdp": when(strategy="fsdp")}
+FSDP_LEFT_OUT: Final = _in_section(_FSDP_REASONS)
+FSDP_NO_EFFECT: Final = " ".join(_in_section(dict.fromkeys(_FSDP_WITHOUT.split())))
 
 
 def device(fact: str) -> Reader:
@@ -180,16 +170,6 @@ DEEPSPEED_NO_EFFECT: Final = (
 )
 
 
-def under(place: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a section named `place`."""
-    return {f"{place}.{name}": value for name, value in keys.items()}
-
-
-def names_under(place: str, names: str) -> str:
-    """Return names without effect of a section named `place`."""
-    return " ".join(f"{place}.{name}" for name in names.split())
-
-
 def _torchrun(fact: str) -> Reader:
     """Read a number of torchrun's: also `gpu`, which only the machine knows, or `MIN:MAX` nodes."""
 
@@ -254,8 +234,8 @@ ADAPTER_TARGETS: Final = {
 
 def adapter_targets(value: Any) -> Facts:
     """Read the names of layers with adapters; q, k and v are one layer here."""
-    names = value if isinstance(value, list) else _words_of(str(value)) if is_on(value) else []
-    if not names:
+    names = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    if not names or not is_on(value):
         return {}
     if "all" in names or "all-linear" in names:
         return {"lora_targets": "all"}
@@ -264,13 +244,3 @@ def adapter_targets(value: Any) -> Facts:
     if not found:
         raise Unknown("is planned as qkv,proj", lora_targets="qkv,proj")
     return {"lora_targets": ",".join(found)}
-
-
-def _words_of(value: str) -> list[str]:
-    """Split at commas and spaces."""
-    return value.replace(",", " ").split()
-
-
-def compiled() -> Reader:
-    """Read a switch for torch.compile."""
-    return when(compile=True)

@@ -131,6 +131,12 @@ _CHANGES: Final = (
     ("shards matrices over 8 ranks, too", {"parallelism.tensor_parallel_degree": 8}),
     ("moves states to the host", {"training.enable_cpu_offload": True}),
 )
+_DEFAULTS: Final = {
+    "mixed": "bf16",
+    "activation_checkpointing": "selective",
+    "replicas": 1,
+    "shard": -1,
+}
 TORCHTITAN = Kind(
     name="torchtitan TOML",
     engine="torchtitan",
@@ -138,15 +144,7 @@ TORCHTITAN = Kind(
     keys=_KEYS,
     left_out=_LEFT_OUT,
     no_effect=_NO_EFFECT,
-    defaults={
-        "micro_batch": 8,
-        "seq_len": 2048,
-        "mixed": "bf16",
-        "activation_checkpointing": "selective",
-        "selective": "every=2",
-        "replicas": 1,
-        "shard": -1,
-    },
+    defaults={**_DEFAULTS, "micro_batch": 8, "seq_len": 2048, "selective": "every=2"},
     micro_batch="training.local_batch_size",
     changes=_CHANGES,
 )
@@ -166,14 +164,6 @@ TORCHTITAN_FLAGS = Kind(
     },
     left_out=_LEFT_OUT,
     no_effect=_NO_EFFECT,
-    defaults={
-        "micro_batch": 1,
-        "seq_len": 8192,
-        "mixed": "bf16",
-        "activation_checkpointing": "selective",
-        "selective": "op",
-        "replicas": 1,
-        "shard": -1,
-    },
+    defaults={**_DEFAULTS, "micro_batch": 1, "seq_len": 8192, "selective": "op"},
     changes=_CHANGES,
 )

@@ -18,13 +18,13 @@ from launcher.tools.plan_from.keys import (
 )
 from launcher.tools.plan_from.kinds.shared import (
     ATTENTION,
+    FSDP_LEFT_OUT,
+    FSDP_NO_EFFECT,
+    FSDP_SECTION,
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
     WEIGHTS,
     adapter_targets,
-    fsdp_left_out,
-    fsdp_no_effect,
-    fsdp_section,
 )
 
 _ADAMW: Final[Facts] = {"optimizer": "adamw", "foreach": False}
@@ -97,7 +97,7 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "torch_compile": when(compile=True),
     "use_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
     "fsdp": fsdp_words,
-    **fsdp_section(),
+    **FSDP_SECTION,
     "deepspeed": deepspeed_file,
     "use_cpu": when(cpu=True),
     "no_cuda": when(cpu=True),
@@ -131,7 +131,7 @@ TRAINER_LEFT_OUT: Final[Mapping[str, str]] = {
     "label_smoothing_factor": "a second copy of the logits is not planned",
     "ddp_bucket_cap_mb": "DDP's usual buckets are planned",
     "freeze_backbone": "all weights are planned as trained",
-    **fsdp_left_out(),
+    **FSDP_LEFT_OUT,
 }
 TRAINER_NO_EFFECT: Final = (
     "output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type "
@@ -152,7 +152,7 @@ TRAINER_NO_EFFECT: Final = (
     "streaming data_path eval_data_path lora_alpha use_rslora lora_task_type "
     "lora_bias lora_path bnb_4bit_* use_bnb_nested_quant past_index jit_mode_eval "
     "adafactor lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
-    f"tpu_* mp_parameters use_mps_device {fsdp_no_effect()} {LAUNCHER_NO_EFFECT}"
+    f"tpu_* mp_parameters use_mps_device {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
 )
 TRAINER_CHANGES: Final = (
     ("recomputes activations", {"gradient_checkpointing": True}),

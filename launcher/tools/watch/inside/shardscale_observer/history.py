@@ -99,6 +99,7 @@ class History:
         for event in trace[len(trace) - total :]:
             sign = 1 if event["action"] == "alloc" else -1
             numbers.extend((event["addr"], sign * event["size"], event["stream"]))
+        settings = snapshot.get("allocator_settings", {})
         path = os.path.join(folder, name)
         with open(path + ".events", "wb") as file:
             numbers.tofile(file)
@@ -106,7 +107,7 @@ class History:
             "version": VERSION,
             "marks": self._marks,
             "held": list(_held(snapshot, self.device)),
-            "settings": _settings(snapshot),
+            "settings": {"expandable_segments": bool(settings.get("expandable_segments", False))},
         }
         with open(path + ".json", "w", encoding="utf-8") as text:
             json.dump(content, text)
@@ -125,8 +126,3 @@ def _held(snapshot: Any, device: int) -> Any:
             if block["state"] == "active_allocated":
                 yield block.get("address", address), block.get("requested_size", block["size"])
             address += block["size"]
-
-
-def _settings(snapshot: Any) -> dict[str, Any]:
-    settings = snapshot.get("allocator_settings", {})
-    return {"expandable_segments": bool(settings.get("expandable_segments", False))}

@@ -63,6 +63,15 @@ class Observer:
         setattr(owner, name, value)
         self._removals.append(lambda: setattr(owner, name, before))
 
+    def _reports(self, name: str) -> Callable[..., Any]:
+        """Return a guarded call of a method of the session, which is another one after a fork."""
+
+        def report(*args: Any) -> Any:
+            return getattr(self.session, name)(*args)
+
+        report.__name__ = name  # a fault is noted by it
+        return guarded(report)
+
     def forked(self) -> None:
         """Begin anew in a forked process: it may become a rank, or load data."""
         self.session = Session(self.torch, self.settings, self.peaks)
@@ -102,7 +111,7 @@ class Observer:
                 modules = self.session.modules  # another list after a fork
                 del modules[depth:]
                 if not modules or self.session.recording:
-                    leaves(module)
+                    leaves()
 
         @guarded
         def enters(module: Any, args: Any, kwargs: Any) -> None:
@@ -113,7 +122,7 @@ class Observer:
             self.session.mark_module(module)
 
         @guarded
-        def leaves(module: Any) -> None:
+        def leaves() -> None:
             if not self.is_real():
                 return
             modules = self.session.modules
@@ -135,9 +144,7 @@ class Observer:
             self.session.backward_begins(outputs if accumulate_grad else ())  # grad() has no loss
             return True
 
-        @guarded
-        def ends() -> None:
-            self.session.backward_ends()
+        ends = self._reports("backward_ends")
 
         @functools.wraps(run)
         def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,18 +160,8 @@ class Observer:
     def hook_optimizers(self) -> None:
         """Follow every optimizer's step, and a closure that computes its gradients (Lightning)."""
         compiling = self.torch.compiler.is_compiling
-
-        @guarded
-        def begins(optimizer: Any) -> None:
-            self.session.optimizer_begins(optimizer)
-
-        @guarded
-        def ends() -> None:
-            self.session.optimizer_ends()
-
-        @guarded
-        def closure_begins() -> None:
-            self.session.closure_begins()
+        begins, ends = self._reports("optimizer_begins"), self._reports("optimizer_ends")
+        closure_begins = self._reports("closure_begins")
 
         def followed(closure: Any, optimizer: Any) -> Any:
             @functools.wraps(closure)
@@ -213,9 +210,7 @@ class Observer:
             on_main = threading.current_thread() is threading.main_thread()
             return self.session.apart_begins(phase) if on_main else None
 
-        @guarded
-        def ends(before: str) -> None:
-            self.session.apart_ends(before)
+        ends = self._reports("apart_ends")
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -272,11 +267,7 @@ class Observer:
 
     def hook_graphs(self) -> None:
         """Follow the replays of CUDA graphs."""
-        replay = self.torch.cuda.CUDAGraph.replay
-
-        @guarded
-        def begins() -> None:
-            self.session.replay_begins()
+        replay, begins = self.torch.cuda.CUDAGraph.replay, self._reports("replay_begins")
 
         def call(one: Any) -> None:
             begins()
@@ -286,13 +277,4 @@ class Observer:
 
     def hook_end(self) -> None:
         """Follow the ways in which a process ends."""
-
-        @guarded
-        def fails(error: BaseException) -> None:
-            self.session.fails(error)
-
-        @guarded
-        def ends(reason: str) -> None:
-            self.session.program_ends(reason)
-
-        follow_endings(fails, ends)
+        follow_endings(self._reports("fails"), self._reports("program_ends"))

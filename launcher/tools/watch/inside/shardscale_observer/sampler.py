@@ -15,19 +15,11 @@ MEMORY_EVERY_S = 0.1
 LINE_EVERY_S = 1.0
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
-
-
 class _MemoryV2(ctypes.Structure):
     _fields_ = [
         ("version", ctypes.c_uint),
         *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
     ]
-
-
-class _Rates(ctypes.Structure):
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
 class Nvml:
@@ -50,19 +42,20 @@ class Nvml:
         """Return used and total bytes, without the driver's reserve where NVML tells it apart."""
         # structs of NVML carry their size and, from bit 24 on, their version
         info: Any = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
-        if self._call("nvmlDeviceGetMemoryInfo_v2", info) or self._call(
-            "nvmlDeviceGetMemoryInfo", info := _Memory()
-        ):
+        if self._call("nvmlDeviceGetMemoryInfo_v2", info):
             return {"memory_used_bytes": info.used, "memory_total_bytes": info.total}
+        before = (ctypes.c_ulonglong * 3)()  # total, free, used
+        if self._call("nvmlDeviceGetMemoryInfo", before):
+            return {"memory_used_bytes": before[2], "memory_total_bytes": before[0]}
         return {}
 
     def rest(self) -> dict[str, float]:
         """Return utilization, power and temperature."""
-        rates, number = _Rates(), ctypes.c_uint()
+        rates, number = (ctypes.c_uint * 2)(), ctypes.c_uint()
         values: dict[str, float] = {}
         if self._call("nvmlDeviceGetUtilizationRates", rates):
-            values["gpu_utilization_percent"] = float(rates.gpu)
-            values["memory_utilization_percent"] = float(rates.memory)
+            values["gpu_utilization_percent"] = float(rates[0])
+            values["memory_utilization_percent"] = float(rates[1])
         if self._call("nvmlDeviceGetPowerUsage", number):
             values["power_w"] = number.value / 1e3  # mW
         # 0: NVML_TEMPERATURE_GPU
