@@ -196,6 +196,18 @@ def test_a_fused_kernel_skips_the_masked_half() -> None:
     assert passes_work(resolved(attention="sdpa", window=4))[0].attention_flops == whole
 
 
+def test_a_kernel_that_knows_a_window_scores_its_keys_alone() -> None:
+    def flops(window: int) -> float:
+        config = RunConfig().replace(**TINY, head_dim=16, window=window)
+        run = resolve(config, world_size=8, device_type="cuda", elsewhere=True)
+        return passes_work(run)[0].attention_flops
+
+    whole = 48 * 4 * 2 * 32 * 16
+    # 4 of 16 keys, of the first queries fewer
+    assert flops(4) == whole * (16 * 4 - 4 * 4 / 2) / 16**2
+    assert whole * 0.49 < flops(14) < flops(15) == whole / 2
+
+
 def test_compute_adds_up() -> None:
     machine = dataclasses.replace(
         LINKS_ONLY,
