@@ -458,6 +458,10 @@ def test_h100_trains_gpt2_xl_at_a_believable_rate() -> None:
 def test_a_precision_without_a_rate_is_refused() -> None:
     with pytest.raises(UserError, match="--precision bf16: V100-32GB has no rate for bf16"):
         predict(Machine.of_gpu("V100-32GB"), precision="bf16", strategy="ddp")
+    fp8: dict[str, Any] = {"precision": "fp8", "strategy": "ddp", "d_model": 32, "micro_batch": 1}
+    with pytest.raises(UserError, match="--precision fp8: A100-80GB has no matmuls in fp8: use"):
+        predict(Machine.of_gpu("A100-80GB"), **fp8)
+    assert predict(Machine.of_gpu("L40S"), **fp8).total_s > 0
 
 
 def test_a_profile_of_one_process_cannot_predict_collectives() -> None:
