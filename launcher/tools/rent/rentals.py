@@ -3,7 +3,8 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from launcher.config.arguments import parse_run_config
@@ -65,14 +66,14 @@ def print_rentals(options: argparse.Namespace, rest: Sequence[str]) -> int:
     places = list(_places(prices, rest))
     if not places:
         raise _no_offer(prices, rest)
-    found, not_fitting = _planned(places, prices, options, rest)
+    found, left_out = _planned(places, prices, options, rest)
     late = [each for each in found if each.in_time(options.deadline_hours) == "late"]
     ranked = [each for each in found if each not in late]
     if options.json:
         print(json.dumps([_record(each, prices, options) for each in ranked], indent=2))
     else:
         _print(ranked, prices, options)
-        _print_rest(late, not_fitting)
+        _print_rest(late, left_out)
     return ExitCode.DONE if ranked else ExitCode.NOTHING_FITS
 
 
@@ -112,18 +113,32 @@ def _planned(
     prices: Prices,
     options: argparse.Namespace,
     rest: Sequence[str],
-) -> tuple[list[Rental], list[str]]:
-    found, not_fitting = [], []
+) -> tuple[list[Rental], dict[str, list[str]]]:
+    """Return rentals by their cost, and what is left out by the reason.
+
+    Raises:
+        UserError: the flags go with none of the places.
+    """
+    found: list[Rental] = []
+    left_out: dict[str, list[str]] = defaultdict(list)
+    refused: list[UserError] = []
     flags = _without(rest, ("--gpu", "--gpus"))
     with contextlib.closing(ProgressLine()) as line:
         for number, (gpu, count) in enumerate(places):
             line(number, len(places))
-            best = _best([*flags, "--gpu", gpu, "--gpus", str(count)])
+            try:
+                best = _best([*flags, "--gpu", gpu, "--gpus", str(count)])
+            except UserError as error:  # such as more GPUs than sequences
+                refused.append(error)
+                left_out[str(error)].append(f"{count} x {gpu}")
+                continue
             if best is None or best.verdict != "fits" or best.time is None:
-                not_fitting.append(f"{count} x {gpu}")
+                left_out["does not fit with room"].append(f"{count} x {gpu}")
                 continue
             found.append(_rental(best, gpu, count, prices, options.tokens))
-    return sorted(found, key=lambda each: each.middle), not_fitting
+    if len(refused) == len(places):
+        raise refused[0]
+    return sorted(found, key=lambda each: each.middle), left_out
 
 
 def _without(rest: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -200,12 +215,12 @@ def _print(ranked: Sequence[Rental], prices: Prices, options: argparse.Namespace
         say(f"{TIED} the range overlaps the cheapest one's: a tie")
 
 
-def _print_rest(late: Sequence[Rental], not_fitting: Sequence[str]) -> None:
+def _print_rest(late: Sequence[Rental], left_out: Mapping[str, Sequence[str]]) -> None:
     if late:
         names = ", ".join(f"{each.gpus} x {each.gpu} ({_range(each.hours)} h)" for each in late)
         say(f"later than the deadline: {names}")
-    if not_fitting:
-        say(f"does not fit with room: {', '.join(not_fitting)}")
+    for reason, places in left_out.items():
+        say(f"{', '.join(places)}: {reason}")
 
 
 def _range(values: tuple[float, float]) -> str:
