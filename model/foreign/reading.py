@@ -247,4 +247,6 @@ def _idle(parameter: nn.Parameter, causal: Any) -> int:
     if parameter.ndim != 3 or parameter.size(0) != experts:
         return 0
     chosen = getattr(config, "num_experts_per_tok", None) or 1
-    return parameter.numel() * (experts - chosen) // experts
+    of_blocks = chosen if isinstance(chosen, list) else [chosen]
+    every = experts * len(of_blocks)
+    return parameter.numel() * (every - sum(of_blocks)) // every
