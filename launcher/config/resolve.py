@@ -274,7 +274,7 @@ def _attention(
 def _able(
     config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str, elsewhere: bool
 ) -> AttentionChoice:
-    visible = device_type == "cuda" and torch.cuda.is_available()
+    visible = device_type == "cuda" and not elsewhere and torch.cuda.is_available()
     try:
         return kernels.choose(
             kind,

@@ -56,7 +56,7 @@ def choices(
     """Return all valid combinations that keep the fields in `fixed` as they are in `config`.
 
     Raises:
-        UserError: there is none; with the reason of the last one tried.
+        UserError: there is none; with the reason of the last one tried, of torch's own if any.
     """
     found: dict[RunConfig, Choice] = {}
     problem: UserError | None = None
@@ -76,7 +76,10 @@ def choices(
             if unknown := unknown_versions(strategy_of(runs[0].config)):
                 raise UserError(unknown)
         except UserError as error:
-            problem = error
+            strategy = STRATEGIES.get(changes.get("strategy", ""))
+            # What a library refuses is no reason to who has not asked for it.
+            if problem is None or strategy is None or [*strategy.follows] == ["torch"]:
+                problem = error
             continue
         if suffix.startswith(_EACH):
             runs = tuple(run for run in runs if run.accumulation > 1)

@@ -198,7 +198,10 @@ def rated_type(resolved: Resolved, machine: Machine) -> str:
         UserError: it does not.
     """
     optim = resolved.config.optim
-    rates = machine.matmul_flops_per_s
+    rates, gpu = machine.matmul_flops_per_s, find_gpu(machine.name)
+    if optim.arithmetic.fp8_linears and gpu is not None and gpu.fp8_flops_per_s is None:
+        low = "bf16" if "bf16" in rates else "fp16"
+        raise UserError(f"--precision fp8: {gpu.name} has no matmuls in fp8: use --precision {low}")
     if optim.arithmetic.computed == "fp32":
         type_ = optim.precision
     else:  # a profile has one of both

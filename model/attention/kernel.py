@@ -108,7 +108,3 @@ class AttentionKernel:
     """It computes in bf16 and fp16 only."""
     skips_window: bool = False
     """A window is no mask to it, so that it skips what is outside."""
-
-    def runs(self, setting: AttentionSetting) -> bool:
-        """Return whether it can run in a setting with the packages installed here."""
-        return self.obstacle(setting) is None and self.missing(setting) is None

@@ -69,7 +69,8 @@ def choose(
 ) -> AttentionChoice:
     """Choose the attention of a kind, or for `auto` the fastest that is installed and able.
 
-    A run `elsewhere` may need packages that are not installed here. Allocates nothing on a GPU.
+    A run `elsewhere` finds there what it needs: not what is installed here counts. Allocates
+    nothing on a GPU.
     Raises ValueError, with the reason and the fix, when the kind or
     the sdpa backend that is asked for cannot run in this setting; MissingKernel when it could.
     """
@@ -90,7 +91,7 @@ def choose(
             )
         kind, reason = "sdpa", f"sdpa_backend {sdpa_backend} asked for"
     if kind == "auto":
-        kind, reason = _fastest(setting)
+        kind, reason = _fastest(setting, elsewhere)
     obstacle = KERNELS[kind].obstacle(setting)
     if obstacle is not None:
         raise ValueError(obstacle)
@@ -121,7 +122,7 @@ def fuses_scores(config: ModelConfig) -> bool:
     return kernel_for(config).fused and config.sdpa_backend != "math"
 
 
-def _fastest(setting: AttentionSetting) -> tuple[AttentionKind, str]:
+def _fastest(setting: AttentionSetting, elsewhere: bool) -> tuple[AttentionKind, str]:
     """FA3 and FA4 are the fastest on the GPUs that have them; then what takes a window as a number.
 
     Without a window, torch's own choice (cuDNN on Hopper, FA2 before) is as fast as FA2 is.
@@ -132,7 +133,12 @@ def _fastest(setting: AttentionSetting) -> tuple[AttentionKind, str]:
     if setting.device_type != "cuda":
         why = "the fused attention of this device"
         return "sdpa", why + (f", with {what} as a mask" if masks else "")
-    able = {kind for kind, kernel in KERNELS.items() if kernel.runs(setting)}
+    # torch's CUDA builds come with FA2 and triton, which the one that plans may lack.
+    able = {
+        kind
+        for kind, kernel in KERNELS.items()
+        if kernel.obstacle(setting) is None and (elsewhere or kernel.missing(setting) is None)
+    }
     if setting.documents:  # not timed on a GPU yet
         able.discard("flash")
     newest = flash.implementation(setting.capability, setting.dropout, setting.window)

@@ -63,9 +63,10 @@ class ForeignConfig(ModelConfig):
             self.checkpointing.blocks(self.layers)
 
     def computes(self) -> dict[str, Any]:
-        """Return the fields that give weights their meaning; its document says the heads of keys,
-        which older checkpoints do not record."""
-        return {**super(ForeignConfig, self).computes(), "kv_heads": None}  # slots make a new class
+        """Return the fields that give weights their meaning; its document says what heads it has,
+        of which older checkpoints record less."""
+        found = super(ForeignConfig, self).computes()  # slots make a new class
+        return {**found, "kv_heads": None, "head_dim": None}
 
     @property
     def fields(self) -> dict[str, Any]:

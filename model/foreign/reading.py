@@ -70,7 +70,7 @@ def foreign_config(
         layers=len(blocks),
         heads=heads,
         kv_heads=key_heads(causal, heads),
-        head_dim=getattr(config, "head_dim", None) or d_model // heads,
+        head_dim=_head_dim(config, d_model // heads),
         d_model=d_model,
         tied=head.weight is causal.get_input_embeddings().weight,
         attention=config._attn_implementation,
@@ -89,6 +89,14 @@ def foreign_config(
         idle_parameters=sum(_idle(p, causal) for p in causal.parameters()),
         router_loss=config.router_aux_loss_coef if _routes(config) else 0.0,
     )
+
+
+def _head_dim(config: Any, usual: int) -> int:
+    """Return the width of a head: of latent attention, whose `head_dim` is that of its rotary part,
+    the mean of what scores and what is mixed, so that the FLOPs are those of both products."""
+    keys, others = (getattr(config, name, None) for name in ("qk_head_dim", "head_dim"))
+    of_keys: int = keys or others or usual
+    return (of_keys + (getattr(config, "v_head_dim", None) or of_keys)) // 2
 
 
 def _built(text: str, attention: AttentionKind) -> tuple[Any, nn.ModuleList]:
@@ -239,4 +247,6 @@ def _idle(parameter: nn.Parameter, causal: Any) -> int:
     if parameter.ndim != 3 or parameter.size(0) != experts:
         return 0
     chosen = getattr(config, "num_experts_per_tok", None) or 1
-    return parameter.numel() * (experts - chosen) // experts
+    of_blocks = chosen if isinstance(chosen, list) else [chosen]
+    every = experts * len(of_blocks)
+    return parameter.numel() * (every - sum(of_blocks)) // every

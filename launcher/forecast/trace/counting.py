@@ -35,7 +35,7 @@ class WorkCounter:
         self.place = Place("embed")
         self.repeat: Repeat = "once"
         self.visible_keys: int | None = None
-        """Keys that a causal kernel scores for each query, where a window leaves it fewer."""
+        """Keys that a causal kernel scores for most queries, where a window leaves it fewer."""
         self.chunks = 1
         """Chunks of the loss, of which at most three run."""
         self.paused = False
@@ -69,7 +69,7 @@ class WorkCounter:
         elif kind == "convolution":
             self._convolution(name_of(func), args, out)
         elif kind == "attention":
-            here.attention_flops[self._attention_flops(func, args)] += 1
+            here.attention_flops.update(self._attention_flops(func, args))
         else:
             moved = here.copied_bytes if kind == "copy" else here.elementwise_bytes
             moved.update(moved_bytes(func, args, out))
@@ -123,21 +123,22 @@ class WorkCounter:
             product = Product(groups, rows, columns, inner, result.element_size())
             self.here.products[product] += 1
 
-    def _attention_flops(self, func: Any, args: Any) -> int:
-        """Q K^T and A V, two FLOPs for each pair; a fused backward has five products for these
-        two, since it computes the scores once more (FlashAttention-2, arXiv:2307.08691, 3.1.2)."""
+    def _attention_flops(self, func: Any, args: Any) -> dict[int, int]:
+        """FLOPs -> how often. Q K^T and A V, two FLOPs for each pair; a fused backward has five
+        products for these two, since it computes the scores once more (FlashAttention-2,
+        arXiv:2307.08691, 3.1.2)."""
         places, backward = _attention_arguments(func)
-        query, key = args[places["query"]], args[places["key"]]
+        query, keys = args[places["query"]], args[places["key"]].size(2)
         at = places["is_causal"]
         causal = at < len(args) and args[at]
         batch, heads, queries, width = query.shape
-        # FLOPs of one product [queries, width] x [width, keys] for all heads
-        pairs = 2 * batch * heads * queries * key.size(2) * width
-        if causal and self.visible_keys is not None and self.visible_keys < key.size(2):
-            pairs = 2 * batch * heads * queries * self.visible_keys * width
-        elif causal:
-            pairs //= 2  # kernels skip the tiles above the diagonal
-        return int(5 * pairs if backward else 2 * pairs)
+        of_pair = 2 * (5 if backward else 2) * batch * heads * width
+        window = self.visible_keys
+        if causal and window is not None and window < keys - 1:
+            # The first queries see fewer keys. Two numbers, each a product of dimensions.
+            return {of_pair * queries * window: 1, of_pair // 2 * window * window: -1}
+        # kernels skip the tiles above the diagonal
+        return {of_pair * queries * keys // (2 if causal else 1): 1}
 
 
 _active: list[WorkCounter] = []

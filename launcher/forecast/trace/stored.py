@@ -177,6 +177,7 @@ def dimensions_of(model: ModelConfig, *, micro_batch: int, seq_len: int) -> Dime
         "rotated_per_kv": groups + 1,
         "qkv_per_kv": groups + 2,
         "head_size": model.head_size,
+        "window": model.window or 0,
         "d_ff": model.ffn_dim,
         "vocab": model.vocab_size,
         "padded_vocab": padded,

@@ -122,7 +122,7 @@ def _planned(
                 best = _best([*flags, "--gpu", gpu, "--gpus", str(count)])
             except UserError as error:  # too few GPUs for --tensor-parallel, for example
                 refused.append(error)
-                best, why = None, f"left out, since {error}"
+                best, why = None, str(error)
             if best is None or best.verdict != "fits" or best.time is None:
                 left_out.setdefault(why, []).append(f"{count} x {gpu}")
                 continue
@@ -199,8 +199,8 @@ def _print_rest(late: Sequence[Rental], left_out: Mapping[str, Sequence[str]]) -
     if late:
         names = ", ".join(f"{each.gpus} x {each.gpu} ({_range(each.hours)} h)" for each in late)
         say(f"later than the deadline: {names}")
-    for why, offers in left_out.items():
-        say(f"{why}: {', '.join(offers)}")
+    for reason, places in left_out.items():
+        say(f"{', '.join(places)}: {reason}")
 
 
 def _range(values: tuple[float, float]) -> str:

@@ -50,10 +50,11 @@ from launcher.util.startup import deaf_children, interruptible
 _WORLD_SIZES: Final = (1, 4)
 _UNCUT: Final = {"model", *MODEL_PARALLEL}
 _LORA_RANK: Final = 8
-_MICRO_BATCH, SEQ_LEN, _CHUNK_ROWS = 11, 13, 53  # 143 rows are chunks of 53, 53 and 37
+_MICRO_BATCH, SEQ_LEN, _CHUNK_ROWS = 19, 13, 97  # 247 rows are chunks of 97, 97 and 53
 _PRIMES: Final = {
-    "micro_batch": 11,
+    "micro_batch": 19,
     "seq_len": 13,
+    "window": 11,
     "d_model": 107,  # so that each weight is larger than any bias
     "kv_heads": 7,
     "heads_per_kv": 101,  # with those that are rotated, 6 x 17, and all, 103
@@ -188,7 +189,7 @@ def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelCon
         head_dim=8 * p["head_size"],  # as wide as fused attention wants them
         d_ff=p["d_ff"],
         context=p["context"],
-        window=2 if windowed else None,
+        window=p["window"] if windowed else None,
         vocab_size=_PADDED_VOCAB if padded else _VOCAB,
         loss_chunk=_CHUNK_ROWS,
         lora=None if lora is None else replace(lora, rank=p["rank"]),

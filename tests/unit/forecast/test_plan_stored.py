@@ -27,7 +27,7 @@ LORA = Lora(rank=16, alpha=32.0)
 
 def model_of(name: str, **changes: Any) -> ModelConfig:
     layers = 5 if "lora" in changes else 3  # as many as are traced
-    return replace(named(name), layers=layers, attention="sdpa", **changes)
+    return replace(named(name), **{"layers": layers, "attention": "sdpa", **changes})
 
 
 CASES = {
@@ -49,7 +49,7 @@ CASES = {
         LOW,
         *(9, 512),
     ),
-    "a window": (model_of("mistral-7b"), LOW, 1, 8192),
+    "a window": (model_of("mistral-7b", attention="flash"), LOW, 1, 8192),
     "adapters": (model_of("qwen2.5-1.5b", lora=LORA), replace(LOW, stage3=True), 5, 64),
     "a padded vocabulary": (model_of("gpt2", vocab_size=261, lora=LORA), LOW, 64, 64),
     "many chunks of the loss": (model_of("llama-2-7b"), FP32, 40, 2048),

@@ -196,6 +196,18 @@ def test_a_fused_kernel_skips_the_masked_half() -> None:
     assert passes_work(resolved(attention="sdpa", window=4))[0].attention_flops == whole
 
 
+def test_a_kernel_that_knows_a_window_scores_its_keys_alone() -> None:
+    def flops(window: int) -> float:
+        config = RunConfig().replace(**TINY, head_dim=16, window=window)
+        run = resolve(config, world_size=8, device_type="cuda", elsewhere=True)
+        return passes_work(run)[0].attention_flops
+
+    whole = 48 * 4 * 2 * 32 * 16
+    # 4 of 16 keys, of the first queries fewer
+    assert flops(4) == whole * (16 * 4 - 4 * 4 / 2) / 16**2
+    assert whole * 0.49 < flops(14) < flops(15) == whole / 2
+
+
 def test_compute_adds_up() -> None:
     machine = dataclasses.replace(
         LINKS_ONLY,
@@ -446,6 +458,10 @@ def test_h100_trains_gpt2_xl_at_a_believable_rate() -> None:
 def test_a_precision_without_a_rate_is_refused() -> None:
     with pytest.raises(UserError, match="--precision bf16: V100-32GB has no rate for bf16"):
         predict(Machine.of_gpu("V100-32GB"), precision="bf16", strategy="ddp")
+    fp8: dict[str, Any] = {"precision": "fp8", "strategy": "ddp", "d_model": 32, "micro_batch": 1}
+    with pytest.raises(UserError, match="--precision fp8: A100-80GB has no matmuls in fp8: use"):
+        predict(Machine.of_gpu("A100-80GB"), **fp8)
+    assert predict(Machine.of_gpu("L40S"), **fp8).total_s > 0
 
 
 def test_a_profile_of_one_process_cannot_predict_collectives() -> None:

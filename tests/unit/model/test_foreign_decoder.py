@@ -437,6 +437,24 @@ def test_a_checkpoint_from_before_key_heads_were_recorded_holds_the_same_model()
     assert replace(config, kv_heads=None).computes() == config.computes()
 
 
+def test_blocks_may_send_a_token_to_different_numbers_of_experts() -> None:
+    """As Hunyuan-A13B's config.json, which has an entry for each block."""
+    kind = {"model_type": "hunyuan_v1_moe", "head_dim": 8, "num_experts": 4}
+    config = foreign_config({**ARCHITECTURES["llama"], **kind, "moe_topk": [2, 1]})
+    assert config.idle_parameters == (2 + 3) * 3 * 32 * 48
+
+
+def test_heads_of_latent_attention_are_as_wide_as_what_they_compute() -> None:
+    """Scores of 24 elements, 8 of them rotary, and sums of 16; `head_dim` is that of the 8."""
+    widths = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "kv_lora_rank": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    kinds = {"model_type": "deepseek_v2", "q_lora_rank": None, "first_k_dense_replace": 1}
+    config = foreign_config({**ARCHITECTURES["llama"], **kinds, **widths, **experts})
+    assert config.head_size == (24 + 16) // 2
+    assert config.attention_dim == config.heads * 20
+    assert replace(config, head_dim=8).computes() == config.computes()
+
+
 def test_blocks_without_a_linear_have_no_adapters() -> None:
     lora = Lora(rank=2, alpha=4)
     with pytest.raises(ValueError, match="FalconForCausalLM have no nn"):

@@ -147,6 +147,21 @@ def test_without_a_visible_gpu_nothing_is_held_against_it(installed: dict[str, b
     assert str(on_gpu("sdpa", capability=None)) == "sdpa"  # the GPU will be asked
 
 
+def test_a_plan_is_for_what_a_machine_with_gpus_has(
+    installed: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch's CPU build here, and with an old GPU."""
+    installed["torch"] = installed["triton"] = False
+    assert on_gpu("auto", window=64).kind == "sdpa"
+    assert on_gpu("auto", window=64, capability=None, elsewhere=True).kind == "flash"
+    assert on_gpu("auto", documents=True, capability=None, elsewhere=True).kind == "flex"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: TURING)
+    config = RunConfig().replace(window=8, precision="bf16")
+    planned = resolve(config, world_size=1, device_type="cuda", elsewhere=True)
+    assert planned.attention.kind == "flash"
+
+
 def test_a_run_gets_the_kind_that_runs_and_keeps_what_was_asked_for() -> None:
     run = resolved(attention="auto", window=8)
     assert run.model.attention == "sdpa"

@@ -69,7 +69,20 @@ def test_what_is_late_or_does_not_fit_is_named(
     assert "later than the deadline: 2 x L4" in capsys.readouterr().out
     large = ["--model", "gpt2-xl", "--micro-batch", "64", "--global-batch", "128"]
     assert main([*asked, "--gpu", "L4", *large]) == 1
-    assert "does not fit with room: 2 x L4" in capsys.readouterr().out
+    assert "2 x L4: does not fit with room" in capsys.readouterr().out
+
+
+def test_what_flags_rule_out_is_named_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = prices(tmp_path, ("H100", "a", 3.0, "[2, 3]"), ("A100-80GB", "a", 1.0, "[2]"))
+    asked = ["--rent", "--tokens", "1e9", "--prices", str(path), *MODEL, "--precision", "fp8"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "3 x H100: --global-batch 8 " in said
+    assert "2 x A100-80GB: --precision fp8: A100-80GB has no matmuls in fp8" in said
+    assert main([*asked, "--gpu", "A100-80GB"]) == 2
+    assert "no matmuls in fp8" in capsys.readouterr().err
 
 
 def test_a_number_of_gpus_that_the_flags_reject_is_left_out(
@@ -79,8 +92,7 @@ def test_a_number_of_gpus_that_the_flags_reject_is_left_out(
     asked = ["--rent", "--tokens", "1e9", "--prices", str(path), *MODEL]
     assert main([*asked, "--tensor-parallel", "2"]) == 0
     said = capsys.readouterr().out
-    assert "2 x H100" in said
-    assert "left out, since --tensor-parallel 2 needs 2 ranks" in " ".join(said.split())
+    assert "1 x H100: --tensor-parallel 2 needs 2 ranks" in " ".join(said.split())
     assert main([*asked, "--tensor-parallel", "4"]) == 2
     assert "--tensor-parallel 4 needs 4 ranks" in capsys.readouterr().err
 
