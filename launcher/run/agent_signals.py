@@ -16,7 +16,7 @@ import psutil
 
 from launcher.measure.records import Status
 from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code, stop_reason
-from launcher.run.resume import is_of_another_launch
+from launcher.run.resume import has_our_run
 from launcher.run.run_folder import RunFolder
 from launcher.util.errors import ExitCode
 
@@ -70,7 +70,7 @@ class AgentSignals:
             return None
         code = stop_exit_code(self.stop_signal)
         reason = f"{stop_reason(self.stop_signal)} before its first step"
-        if self._folder is not None and self._has_run(self._folder):
+        if self._folder is not None and has_our_run(self._folder.path):
             stopped = Status(
                 state="preempted",
                 phase=status.get("phase", "start"),
@@ -83,7 +83,7 @@ class AgentSignals:
 
     def _name_signal(self, status: dict[str, Any]) -> None:
         """Replace what the ranks were sent by what this agent received."""
-        if self._folder is None or not self._has_run(self._folder):
+        if self._folder is None or not has_our_run(self._folder.path):
             return
         if status.get("reason") == stop_reason(signal.SIGUSR1):
             status |= {"reason": stop_reason(self.stop_signal)}
@@ -124,7 +124,7 @@ class AgentSignals:
         shutil.rmtree(self._scratch, ignore_errors=True)
         seen = f"{stop_reason(signal.SIGINT)} twice, before it was saved"
         status: dict[str, Any] = {"reason": seen}
-        if self._folder is not None and self._has_run(self._folder):
+        if self._folder is not None and has_our_run(self._folder.path):
             status = self._folder.settle(seen, None, code=ExitCode.INTERRUPTED)
         if status["reason"] == seen:  # else it had just ended by itself
             print(f"shardscale: {seen}", file=sys.stderr, flush=True)
@@ -136,11 +136,6 @@ class AgentSignals:
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self.settle()
         os._exit(int(self._status().get("exit_code") or 0) if code is None else code)
-
-    @staticmethod
-    def _has_run(folder: RunFolder) -> bool:
-        """Return whether this launch has begun a run there; another one may have been first."""
-        return (folder.path / "config.yaml").exists() and not is_of_another_launch(folder.path)
 
     def _status(self) -> dict[str, Any]:
         return {} if self._folder is None else self._folder.read_status()

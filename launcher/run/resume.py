@@ -164,7 +164,7 @@ def open_folder(
 def _check_shared(out: Path, world: World) -> None:
     """Reject a folder that another node does not see: its ranks could save nothing there."""
     until_s = time.monotonic() + SHARED_WITHIN_S
-    while not (found := _sees(out)) and time.monotonic() < until_s:
+    while not (found := has_our_run(out)) and time.monotonic() < until_s:
         time.sleep(0.1)
         os.listdir(nearest_existing(out))  # NFS asks its server anew where a folder is opened
     for rank, node in enumerate(world.gathered(None if found else socket.gethostname())):
@@ -175,8 +175,8 @@ def _check_shared(out: Path, world: World) -> None:
             )
 
 
-def _sees(out: Path) -> bool:
-    """Return whether this launch's run is there; a node's own disk may hold an earlier run."""
+def has_our_run(out: Path) -> bool:
+    """Return whether this launch has begun a run there; a node's own disk may hold an earlier."""
     return (out / "config.yaml").exists() and not is_of_another_launch(out)
 
 

@@ -64,7 +64,8 @@ class RunFolder:
             replace_text(_free_name(config_file), before)
         # From here on failure.json is of this start: the first of its ranks to fail creates it.
         for name in ("failure.json", "summary.json"):
-            _set_aside(self.path / name)
+            if (earlier := self.path / name).exists():
+                earlier.rename(_free_name(earlier))
         # Before the config: a folder without one belongs to no launch yet.
         known = {**environment(), LAUNCH: dict(launch or {})}
         replace_text(self.path / "environment.json", json.dumps(known, indent=2) + "\n")
@@ -236,13 +237,8 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _set_aside(path: Path) -> None:
-    """Rename `summary.json` of an earlier start to `summary-1.json`, or the next free number."""
-    if path.exists():
-        path.rename(_free_name(path))
-
-
 def _free_name(path: Path) -> Path:
+    """Return `summary-1.json` for `summary.json`, or the next free number."""
     number = 1
     while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
