@@ -28,7 +28,6 @@ SUPERSEDES = {
 }
 HELP = ("-h", "--help")
 MICRO_BATCH = "--micro-batch"
-_SWITCH = {"True": True, "on": True, "False": False, "off": False}
 
 
 def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunConfig:
@@ -247,8 +246,8 @@ def _typed(text: str, annotation: Any) -> Any:
             if str(choice) == text:
                 return choice
     elif kind is bool:
-        if text in _SWITCH:
-            return _SWITCH[text]
+        if text in old_names.SWITCHES:
+            return old_names.SWITCHES[text]
     elif kind in (str, Path):
         if text:
             return kind(text)

@@ -79,13 +79,9 @@ REMOVED: Final[Mapping[str, Removed]] = {
 }
 
 _BIASES = ("attention_bias", "qkv_bias", "mlp_bias")
-_SWITCHES = {"True": True, "on": True, "False": False, "off": False}
+SWITCHES: Final = {"True": True, "on": True, "False": False, "off": False}
+"""Spelled values of a flag that is on or off."""
 _noted: set[str] = set()
-
-
-def renamed(name: str) -> str:
-    """Return today's name of a field."""
-    return RENAMED.get(name, name)
 
 
 def in_flags(tokens: Sequence[str]) -> list[str]:
@@ -102,7 +98,7 @@ def in_flags(tokens: Sequence[str]) -> list[str]:
         if name not in _BIASES or not own.startswith("--"):
             left += _today(token)
             continue
-        asked = _SWITCHES.get(value) if has_value else True
+        asked = SWITCHES.get(value) if has_value else True
         negated = own.startswith("--no-")
         if asked is None or (negated and has_value) or any(t.startswith("--bias") for t in tokens):
             raise UserError(f"{token} was removed: use --bias qkv,proj,mlp alone")
