@@ -97,7 +97,6 @@ class Saves:
 
         with self._memory.apart("resume", "checkpoint"):
             loaded = self._opened().load(resume.source, engine)
-            assert loaded is not None
             self._fill_base(loaded.checkpoint, engine)
         for reason in loaded.passed_over:
             self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
