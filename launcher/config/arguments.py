@@ -12,7 +12,7 @@ from launcher.config import old_names
 from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.sharding_labels import expand_label, is_label
 from launcher.config.transformers_config import tokenizer_of
-from launcher.util.errors import ExitCode, UserError, naming
+from launcher.util.errors import ExitCode, UserError, naming, tell
 from launcher.util.flags import flag, is_number, usable_path
 from launcher.util.hub_cache import model_folder
 from launcher.util.startup import reader_may_leave
@@ -71,7 +71,7 @@ def print_help_if_asked(argv: Sequence[str]) -> None:
     try:
         text = help_text(topic_of(argv, HELP))
     except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
+        tell(error)
         sys.exit(ExitCode.REFUSED)
     with reader_may_leave():
         print(text)

@@ -1,13 +1,12 @@
 """Names of the previous version: renamed flags and fields are read, removed ones answered."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from launcher.model.config_checks import spelled_bias
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, tell
 from launcher.util.flags import as_flags, flag
 
 RENAMED: Final[Mapping[str, str]] = {
@@ -198,4 +197,4 @@ def _note(name: str, text: str) -> None:
     """Print a note once per process; where ranks have an agent, the agent has printed it."""
     if name not in _noted and "RANK" not in os.environ:
         _noted.add(name)
-        print(f"shardscale: {text}", file=sys.stderr)
+        tell(text)

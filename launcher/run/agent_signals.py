@@ -5,7 +5,6 @@ import os
 import select
 import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from launcher.measure.records import Status
 from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code, stop_reason
 from launcher.run.resume import has_our_run
 from launcher.run.run_folder import RunFolder
-from launcher.util.errors import ExitCode
+from launcher.util.errors import ExitCode, tell
 
 # The one signal that torch's agent handles: for each on its list it replaces our handler when it
 # starts ranks, and it logs a warning for an empty list.
@@ -78,7 +77,7 @@ class AgentSignals:
                 exit_code=code,
             )
             self._folder.write_status(stopped)
-        print(f"shardscale: {reason}: there was nothing to save", file=sys.stderr, flush=True)
+        tell(f"{reason}: there was nothing to save")
         return code
 
     def _name_signal(self, status: dict[str, Any]) -> None:
@@ -127,7 +126,7 @@ class AgentSignals:
         if self._folder is not None and has_our_run(self._folder.path):
             status = self._folder.settle(seen, None, code=ExitCode.INTERRUPTED)
         if status["reason"] == seen:  # else it had just ended by itself
-            print(f"shardscale: {seen}", file=sys.stderr, flush=True)
+            tell(seen)
         os._exit(ExitCode.INTERRUPTED)
 
     def _end(self, ranks: list[psutil.Process]) -> NoReturn:

@@ -19,7 +19,7 @@ import yaml
 from launcher.config.resolve import Resolved
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.strategies import variant_of
-from launcher.util.errors import ExitCode, Failure, UserError
+from launcher.util.errors import ExitCode, Failure, UserError, tell
 from launcher.util.files import FolderLock, replace_text
 from launcher.util.packages import version_of
 
@@ -85,7 +85,7 @@ class RunFolder:
             sentence = f"{self.path / 'status.json'} cannot be written ({error.strerror})"
             if state != "running":
                 sentence += f": the run is {state} ({status.reason or status.phase})"
-            print(f"shardscale: {sentence}", file=sys.stderr)
+            tell(sentence)
 
     @property
     def has_failed(self) -> bool:
