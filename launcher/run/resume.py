@@ -7,7 +7,6 @@ by its Slurm job, which outlives both.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -28,6 +27,7 @@ from launcher.parallel.world import World, number_of
 from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import FolderLock, nearest_existing
+from launcher.util.json_file import json_object
 from launcher.util.processes import BY_ANY_TORCHRUN
 
 AUTO = Path("auto")
@@ -264,11 +264,7 @@ def _check_run(out: Path) -> None:
 
 
 def _read_launch(out: Path) -> dict[str, Any]:
-    try:
-        environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
-        launch = environment[LAUNCH]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    launch = json_object(out / "environment.json").get(LAUNCH)
     return launch if isinstance(launch, dict) else {}
 
 

@@ -21,6 +21,7 @@ from launcher.measure.records import FailureReport, Status, Summary
 from launcher.strategies import variant_of
 from launcher.util.errors import ExitCode, Failure, UserError, tell
 from launcher.util.files import FolderLock, replace_text
+from launcher.util.json_file import json_object
 from launcher.util.packages import version_of
 
 LAUNCH = "launch"
@@ -93,8 +94,9 @@ class RunFolder:
         return self._failure.exists()
 
     def read_status(self) -> dict[str, Any]:
-        """Return the content of `status.json`, empty where there is none."""
-        return _read(self.path / "status.json")
+        """Return the content of `status.json`; empty where there is none, or the disk was too full
+        to write it."""
+        return json_object(self.path / "status.json")
 
     def configs(self) -> list[Path]:
         """List the configs of the run's starts, the latest first."""
@@ -166,7 +168,7 @@ class RunFolder:
             found = {"phase": status.get("phase", "start"), "reason": seen, "rank": rank}
             found |= {"state": "failed", "exit_code": int(code)}
             if not certain:
-                found |= _read(self._failure)
+                found |= json_object(self._failure)
             found.pop("traceback", None)
             self.write_status(Status(**found))
             return found
@@ -226,15 +228,6 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty where there is none, or the disk was too full to write it."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _free_name(path: Path) -> Path:
