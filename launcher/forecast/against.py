@@ -77,22 +77,6 @@ class Against:
         ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotPredicted:
-    """A run without a prediction."""
-
-    reason: str
-    ledger: None = None
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the fields of `summary.json`."""
-        return {"reason": self.reason}
-
-    def lines(self) -> list[str]:
-        """Return the closing lines of a run."""
-        return [f"predicted n/a ({self.reason})"]
-
-
 def against_run(
     resolved: Resolved,
     world: World,
@@ -101,10 +85,11 @@ def against_run(
     *,
     peaks: Mapping[tuple[str, str], int],
     resumed: bool,
-) -> Against | NotPredicted:
-    """Predict a finished run, and on a GPU update the calibration.
+) -> tuple[Ledger | None, dict[str, Any], list[str]]:
+    """Predict a finished run, and on a GPU update the calibration; see `Forecast` in
+    launcher/run/forecast_protocol.py.
 
-    An error here does not fail a good run: it becomes the reason of `NotPredicted`.
+    An error here does not fail a good run: it is the reason why there is no prediction.
 
     Args:
         peak: the measured ledger at the peak of a step.
@@ -118,11 +103,13 @@ def against_run(
         # A measuring mode that is still active would count the planner's tensors.
         with _disable_current_modes():
             measured = _by_period(peaks, resumed=resumed)
-            return _against(resolved, world, peak, step_times_s, period, measured)
+            found = _against(resolved, world, peak, step_times_s, period, measured)
+            return found.ledger, found.as_record(), found.lines()
     except UserError as error:
-        return NotPredicted(reason=str(error))
+        reason = str(error)
     except Exception as error:
-        return NotPredicted(reason=f"{type(error).__name__}: {error}".splitlines()[0])
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return None, {"reason": reason}, [f"predicted n/a ({reason})"]
 
 
 def _by_period(peaks: Mapping[tuple[str, str], int], *, resumed: bool) -> dict[str, int]:

@@ -53,17 +53,15 @@ class Suggestion:
             cost = f", about {abs(self.slower):.0%} {change}"
         return f"would fit: {self.flags} ({room}{cost})"
 
-    def as_record(self) -> dict[str, Any]:
-        """For `status.json`."""
-        return asdict(self)
-
 
 def suggestions(
     failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
-) -> list[Suggestion]:
-    """Find changes with which a run that was out of memory on this device would have fitted."""
+) -> list[tuple[str, dict[str, Any]]]:
+    """Find changes with which a run that was out of memory on this device would have fitted: lines
+    for the console, and entries of `status.json`."""
     room = room_there_was(failed, device, ranks_per_node=ranks_per_node)
-    return suggest(failed, room, world_size=world_size, ranks_per_node=ranks_per_node)
+    found = suggest(failed, room, world_size=world_size, ranks_per_node=ranks_per_node)
+    return [(each.line(), asdict(each)) for each in found]
 
 
 def suggest(

@@ -289,6 +289,6 @@ def _suggest(session: Session, world: World, load_forecast: LoadForecast | None)
         )
     except Exception as error:
         return {"suggestions": [], "suggestions_failed": f"{type(error).__name__}: {error}"}
-    for suggestion in suggestions:
-        tell(suggestion.line())
-    return {"suggestions": [suggestion.as_record() for suggestion in suggestions]}
+    for line, _ in suggestions:
+        tell(line)
+    return {"suggestions": [record for _, record in suggestions]}

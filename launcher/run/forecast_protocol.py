@@ -14,30 +14,6 @@ from launcher.parallel.world import World
 from launcher.strategies.ledger import Ledger
 
 
-class Comparison(Protocol):
-    """A run's measurements beside its prediction, or why there is none."""
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The predicted ledger, for the rank's records."""
-
-    def lines(self) -> list[str]:
-        """Return lines for the console."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the entry of `summary.json`."""
-
-
-class SuggestedChange(Protocol):
-    """A change that would have fitted."""
-
-    def line(self) -> str:
-        """Return a line for the console, with flags to paste."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return the entry of `status.json`."""
-
-
 class Forecast(Protocol):
     """Memory budget of blocks, prediction of a run, suggestions after out of memory."""
 
@@ -57,8 +33,10 @@ class Forecast(Protocol):
         *,
         peaks: Mapping[tuple[str, str], int],
         resumed: bool,
-    ) -> Comparison:
-        """Predict a finished run.
+    ) -> tuple[Ledger | None, dict[str, Any], list[str]]:
+        """Predict a finished run, beside what it measured, or say why that fails.
+
+        Returns the predicted ledger, the entry of `summary.json`, and lines for the console.
 
         Args:
             peak: the measured ledger at the highest moment of a step.
@@ -69,8 +47,9 @@ class Forecast(Protocol):
 
     def suggestions(
         self, failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
-    ) -> Sequence[SuggestedChange]:
-        """Return the cheapest changes with which a run that ran out of memory would have fitted."""
+    ) -> Sequence[tuple[str, dict[str, Any]]]:
+        """Return the cheapest changes with which a run that ran out of memory would have fitted:
+        for each a line for the console, with flags to paste, and the entry of `status.json`."""
 
 
 LoadForecast = Callable[[], Forecast]

@@ -285,7 +285,7 @@ class Session:
         """Print and record the prediction of the run beside its measurements, if there are any."""
         if self._peak is None or not self._world.is_main:
             return
-        plan = load_forecast().against_run(
+        ledger, record, lines = load_forecast().against_run(
             self.resolved,
             self._world,
             self._peak,
@@ -293,8 +293,8 @@ class Session:
             peaks=self.memory.peaks,
             resumed=self.resumed_step > 0,
         )
-        if plan.ledger is not None:
-            self.journal.write(plan.ledger)
+        if ledger is not None:
+            self.journal.write(ledger)
         with contextlib.suppress(OSError):  # the summary is there, without the plan
-            self.folder.write_summary(replace(summary, plan=plan.as_record()))
-        self.console.lines(plan.lines())
+            self.folder.write_summary(replace(summary, plan=record))
+        self.console.lines(lines)

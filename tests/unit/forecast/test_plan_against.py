@@ -18,7 +18,7 @@ from launcher.compare.report.runs import load_run
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
 from launcher.forecast import against
-from launcher.forecast.against import Against, NotPredicted, against_run
+from launcher.forecast.against import against_run
 from launcher.measure.records import Summary
 from launcher.parallel.world import World
 from launcher.strategies.ledger import CATEGORIES, Ledger, LedgerLines
@@ -94,10 +94,10 @@ def test_a_planner_that_fails_is_told_and_no_more(monkeypatch: pytest.MonkeyPatc
         raise KeyError("no such storage")
 
     monkeypatch.setattr(against, "predict", broken)
-    outcome = against_run(run, WORLD, PEAK, [], peaks={}, resumed=False)
-    assert outcome == NotPredicted(reason="KeyError: 'no such storage'")
-    assert outcome.lines() == ["predicted n/a (KeyError: 'no such storage')"]
-    assert outcome.as_record() == {"reason": "KeyError: 'no such storage'"}
+    ledger, record, lines = against_run(run, WORLD, PEAK, [], peaks={}, resumed=False)
+    assert ledger is None
+    assert record == {"reason": "KeyError: 'no such storage'"}
+    assert lines == ["predicted n/a (KeyError: 'no such storage')"]
 
 
 def test_deepspeed_lays_weights_on_the_host_as_on_the_device_of_the_run(
@@ -114,9 +114,8 @@ def test_deepspeed_lays_weights_on_the_host_as_on_the_device_of_the_run(
         device = SimpleNamespace(total_memory=size_bytes)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, it=device: it)
         measured = {("init", "model"): 1}
-        outcome = against_run(run, world, PEAK, [], peaks=measured, resumed=False)
-        assert isinstance(outcome, Against)
-        levels.append(outcome.periods["init"]["predicted"])
+        _, record, _ = against_run(run, world, PEAK, [], peaks=measured, resumed=False)
+        levels.append(record["periods"]["init"]["predicted"])
     assert levels[0] < levels[1]
 
 
@@ -128,7 +127,6 @@ def test_the_first_step_is_compared_with_the_first_step() -> None:
         (first, False, "first_step"),
         (first, True, "steady"),
     ):
-        outcome = against_run(run, WORLD, peak, [], peaks={}, resumed=resumed)
-        assert isinstance(outcome, Against)
-        assert outcome.period == period
-        assert outcome.measured["peak"] == 12_000_000
+        _, record, _ = against_run(run, WORLD, peak, [], peaks={}, resumed=resumed)
+        assert record["period"] == period
+        assert record["measured"]["peak"] == 12_000_000
