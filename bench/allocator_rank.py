@@ -160,7 +160,7 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
         if not is_out_of_memory(error):
             raise
         ran_out, held = True, 0
-    peaks = {"/".join(key): size for key, size in memory.peaks().items()}
+    peaks = {"/".join(key): size for key, size in memory.peaks.items()}
     torch.cuda.reset_peak_memory_stats()
     return {
         "measured_allocated_bytes": max(peaks.values(), default=0),

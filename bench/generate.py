@@ -25,7 +25,7 @@ from launcher.checkpoint.pretrained.loading import build, open_source
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
 from launcher.model.gpt import GPT
-from launcher.run.sampling import Sampling, TokenSampler
+from launcher.run.sampling import Sampling, token_sampler
 
 PROMPT, TOKENS, PAIRS = 32, 64, 25
 LLAMA: dict[str, Any] = {
@@ -106,7 +106,7 @@ def prompt() -> torch.Tensor:
 
 def our_decoding(model: GPT) -> Decode:
     tokens = prompt().tolist()
-    return lambda: list(continuation(model, tokens, TokenSampler(Sampling(), seed=0), most=TOKENS))
+    return lambda: list(continuation(model, tokens, token_sampler(Sampling(), seed=0), most=TOKENS))
 
 
 def their_decoding(model: Any) -> Decode:

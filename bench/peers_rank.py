@@ -149,7 +149,7 @@ def held_bytes(world: World) -> int:
 
 
 def steady_peak(memory: MemoryMeter) -> int:
-    return max(size for (period, _), size in memory.peaks().items() if period == "steady")
+    return max(size for (period, _), size in memory.peaks.items() if period == "steady")
 
 
 def worst(peak_bytes: int, world: World) -> int:

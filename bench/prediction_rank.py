@@ -155,9 +155,7 @@ def measure(resolved: Resolved, world: World) -> dict[str, Any]:
         train(engine, memory, resolved, world)
         held = engine.count_states().ledger(world.device)
     reserved = torch.cuda.max_memory_reserved() if world.device.type == "cuda" else 0
-    phases = {
-        f"{period}/{phase}": size - before for (period, phase), size in memory.peaks().items()
-    }
+    phases = {f"{period}/{phase}": size - before for (period, phase), size in memory.peaks.items()}
     release(engine)
     del engine, memory
     gc.collect()

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.measure.limit import is_out_of_memory
-from launcher.parallel.world import leave, ranks_from_environment, start
+from launcher.parallel.world import leave, ranks_from_environment
 from launcher.run.capacity import TooLarge
 from launcher.run.prepare import Prepared, prepare
 from launcher.run.resume import Resume
 from launcher.run.session import Session
-from launcher.strategies import strategy_of
-from launcher.train import load_forecast, take_steps
+from launcher.train import join, load_forecast, take_steps
 from launcher.util.errors import ExitCode, UserError
 
 STEPS = 2  # the optimizer's states are made in the first, and stay in the second
@@ -35,13 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             load_forecast=load_forecast,
         )
         prepared = short(prepared, Path(folder))
-        config = prepared.resolved.config
-        world = start(
-            config.loop.device,
-            timeout_s=config.loop.collective_timeout_s,
-            needs_group=strategy_of(config).needs_group,
-            expandable_segments=prepared.resolved.expandable_segments,
-        )
+        world = join(prepared)
         with Session(prepared, world) as session:
             take_steps(prepared, world, session)
     # A UserError, too, but one that a smaller micro-batch can avoid: the search goes on.

@@ -83,12 +83,7 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
         # restarting would run out of memory again
         leave(ExitCode.OUT_OF_MEMORY, together=False)
     try:
-        world = start(
-            config.loop.device,
-            timeout_s=config.loop.collective_timeout_s,
-            needs_group=strategy_of(config).needs_group,
-            expandable_segments=prepared.resolved.expandable_segments,
-        )
+        world = join(prepared)
     except (UserError, Failure) as error:
         refuse(error, by_all=True)
     if world.size > 1:
@@ -99,6 +94,21 @@ def _start(argv: Sequence[str]) -> tuple[Prepared, World]:
         except UserError as error:
             refuse(error)
     return prepared, world
+
+
+def join(prepared: Prepared) -> World:
+    """Join the other ranks of a run.
+
+    Raises:
+        UserError, Failure: as of `start`.
+    """
+    config = prepared.resolved.config
+    return start(
+        config.loop.device,
+        timeout_s=config.loop.collective_timeout_s,
+        needs_group=strategy_of(config).needs_group,
+        expandable_segments=prepared.resolved.expandable_segments,
+    )
 
 
 def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:

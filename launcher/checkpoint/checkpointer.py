@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 from launcher.checkpoint.document import DamagedCheckpoint
 from launcher.checkpoint.extra import Extra
@@ -61,21 +61,15 @@ class Checkpointer:
         asynchronous: `save` copies this rank's ranges into host memory (page-locked where there is
             a GPU; kept for the next save) and returns, and a thread writes them. Otherwise `save`
             writes from the engine's memory and needs only a few MiB.
-        timeout_s: how long ranks wait for each other; a save takes at most this.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        keep: int | None = None,
-        asynchronous: bool = False,
-        timeout_s: float = 1800.0,
+        self, folder: Path, *, keep: int | None = None, asynchronous: bool = False
     ) -> None:
         self.folder = CheckpointFolder(folder)
         self._keep = keep
         self._asynchronous = asynchronous
-        self._ranks = Ranks(timeout_s=timeout_s)
+        self._ranks = Ranks()
         self._staging: Staging | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Saved] | None = None
@@ -147,11 +141,9 @@ class Checkpointer:
         finished = self._pending is not None and self._pending.done()
         return self.wait() if finished else None
 
-    def load(self, source: Path | Literal["auto"], engine: Engine) -> Loaded | None:
-        """Load a freshly built engine and the generators, each rank reading only its own ranges.
-
-        `auto` loads the newest intact checkpoint of this run, and returns None if it has none; a
-        run folder, its newest intact one; a checkpoint's path, that one.
+    def load(self, source: Path, engine: Engine) -> Loaded:
+        """Load a freshly built engine and the generators, each rank reading only its own ranges:
+        of a checkpoint, or of the newest intact one in a run folder.
 
         Raises:
             DamagedCheckpoint: none is intact. The engine may be half filled: do not train it.
@@ -159,10 +151,8 @@ class Checkpointer:
         """
         damages: list[str] = []
         state = engine.training_state()
-        paths = self._ranks.on_main(  # so that all ranks try the same ones
-            lambda: self.folder.list()[::-1] if source == "auto" else candidates(source)
-        )
-        for path in paths:
+        # On the main rank, so that all ranks try the same ones.
+        for path in self._ranks.on_main(lambda: candidates(source)):
             checkpoint, problem = _fill(path, state)
             agreed = self._agreed(problem)
             if isinstance(agreed, DamagedCheckpoint):
@@ -179,9 +169,7 @@ class Checkpointer:
                 step=checkpoint.step,
             )
             return Loaded(checkpoint=checkpoint, passed_over=tuple(damages), rng_restored=restored)
-        if damages:
-            raise DamagedCheckpoint(damages[0])
-        return None
+        raise DamagedCheckpoint(damages[0])
 
     def begin_with(self, weights: ReadableWeights, engine: Engine, *, trained: bool = True) -> None:
         """Load the parameters of a freshly built engine, each rank reading only its own ranges.

@@ -1,41 +1,62 @@
-"""Geometry of pieces of tensors: whether they cover every element once, and what two of them share.
-Computed from corners of boxes, without looking at elements or rows."""
+"""Ranges of tensors, and their geometry: whether they cover every element once, what two of them
+share. Computed from corners of boxes, without looking at elements or rows."""
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Annotated
 
 import torch
+from annotated_types import Interval, Len, Predicate
 from torch import Tensor
 
+from launcher.checkpoint.document import Count
 from launcher.strategies.places import Box, Places
 
-
-class Piece(Protocol):
-    """Place of a piece in its tensor."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def numel(self) -> int: ...
-    @property
-    def pitch(self) -> int | None: ...
-    @property
-    def places(self) -> Places: ...
+Name = Annotated[str, Len(1, 255), Predicate(str.isprintable)]  # fits into a sentence
+Positive = Annotated[int, Interval(ge=1, le=2**53)]
+Checksum = Annotated[int, Interval(ge=0, lt=2**32)]
 
 
-def uncovered(pieces: Sequence[Piece], wanted: Mapping[tuple[str, str], int]) -> str | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """`numel` elements of a flattened tensor from `start` on, at `offset_bytes` of a file; with
+    gaps between runs where there are `run` and `pitch`, which mean what they mean to a `Shard`.
+
+    There is one CRC-32 for each `CHUNK_ELEMENTS` elements, so a part can be read and checked
+    without the rest.
+    """
+
+    name: Name
+    kind: Name
+    start: Count
+    numel: Positive
+    offset_bytes: Count
+    checksums: Sequence[Checksum]
+    run: Positive | None = None
+    pitch: Positive | None = None
+
+    def __post_init__(self) -> None:
+        if self.run is None or self.pitch is None:
+            if self.run != self.pitch:
+                raise ValueError("run and pitch go together")
+        elif self.pitch < self.run or self.numel % self.run > 0:
+            raise ValueError("pitch must be at least run, and numel a multiple of run")
+
+    @property
+    def places(self) -> Places:
+        """Places of the elements in the whole tensor."""
+        return Places.of(self.start, self.numel, self.run, self.pitch)
+
+
+def uncovered(pieces: Sequence[Range], wanted: Mapping[tuple[str, str], int]) -> str | None:
     """Return what is wrong with pieces that should cover each tensor exactly once, or None.
 
     Args:
         wanted: (name, kind) -> number of elements.
     """
-    with_gaps: dict[tuple[str, str], list[Piece]] = {
+    with_gaps: dict[tuple[str, str], list[Range]] = {
         (piece.name, piece.kind): [] for piece in pieces if piece.pitch is not None
     }
     ends: dict[tuple[str, str], int] = {}
@@ -57,7 +78,7 @@ def uncovered(pieces: Sequence[Piece], wanted: Mapping[tuple[str, str], int]) ->
     return None
 
 
-def _fault(pieces: Sequence[Piece], numel: int) -> str | None:
+def _fault(pieces: Sequence[Range], numel: int) -> str | None:
     """Check one tensor of which some pieces have gaps, as boxes of a matrix with their pitch as its
     width."""
     width, *others = {piece.pitch for piece in pieces if piece.pitch is not None}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from annotated_types import Interval, Len, MinLen, Predicate
+from annotated_types import Interval, MinLen
 
 from launcher.checkpoint.document import (
     INDEX_NAME,
@@ -20,12 +20,11 @@ from launcher.checkpoint.document import (
     write_document,
 )
 from launcher.checkpoint.extra import Extra, saved_model
-from launcher.checkpoint.geometry import uncovered
+from launcher.checkpoint.geometry import Checksum, Name, Positive, Range, uncovered
 from launcher.checkpoint.rng import is_state
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS, checkpointed, states_of
 from launcher.strategies.flat_shards import MASK, PARAM
-from launcher.strategies.places import Places
 from launcher.util.errors import UserError
 
 _POSITIONS = "wpe.weight"
@@ -33,41 +32,7 @@ ELEMENT_BYTES = 4  # of fp32, as which everything but masks is stored
 CHUNK_ELEMENTS = 2**20
 """Elements under one checksum, which is also the largest piece in memory at once: 4 MiB."""
 
-Name = Annotated[str, Len(1, 255), Predicate(str.isprintable)]  # fits into a sentence
-Positive = Annotated[int, Interval(ge=1, le=2**53)]
-Checksum = Annotated[int, Interval(ge=0, lt=2**32)]
 Shape = tuple[Positive, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
-    """`numel` elements of a flattened tensor from `start` on, at `offset_bytes` of a file; with
-    gaps between runs where there are `run` and `pitch`, which mean what they mean to a `Shard`.
-
-    There is one CRC-32 for each `CHUNK_ELEMENTS` elements, so a part can be read and checked
-    without the rest.
-    """
-
-    name: Name
-    kind: Name
-    start: Count
-    numel: Positive
-    offset_bytes: Count
-    checksums: Sequence[Checksum]
-    run: Positive | None = None
-    pitch: Positive | None = None
-
-    def __post_init__(self) -> None:
-        if self.run is None or self.pitch is None:
-            if self.run != self.pitch:
-                raise ValueError("run and pitch go together")
-        elif self.pitch < self.run or self.numel % self.run > 0:
-            raise ValueError("pitch must be at least run, and numel a multiple of run")
-
-    @property
-    def places(self) -> Places:
-        """Places of the elements in the whole tensor."""
-        return Places.of(self.start, self.numel, self.run, self.pitch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,14 +17,8 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint.document import FORMAT, damaged
-from launcher.checkpoint.geometry import mover
-from launcher.checkpoint.index import (
-    CHUNK_ELEMENTS,
-    Checkpoint,
-    Range,
-    RankFile,
-    element_bytes,
-)
+from launcher.checkpoint.geometry import Range, mover
+from launcher.checkpoint.index import CHUNK_ELEMENTS, Checkpoint, RankFile, element_bytes
 from launcher.strategies.flat_shards import Shard
 from launcher.util.files import sync
 from launcher.util.processes import usable_cores

@@ -18,6 +18,8 @@ from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.util.errors import Failure, UserError
 
 T = TypeVar("T")
+TIMEOUT = datetime.timedelta(minutes=30)
+"""How long ranks wait for each other; a save takes at most this."""
 
 
 class SaveError(Failure):
@@ -43,14 +45,13 @@ class Ranks:
     never read from a file.
     """
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self) -> None:
         self.rank, self.size = 0, 1
         self._group: dist.ProcessGroup | None = None
         if dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
         if self.size > 1:
-            timeout = datetime.timedelta(seconds=timeout_s)
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
 
     def gather(self, value: T) -> list[T]:
         """Return all ranks' values on the main rank; an empty list elsewhere."""

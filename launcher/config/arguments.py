@@ -12,7 +12,7 @@ from launcher.config import old_names
 from launcher.config.schema import AutoMicroBatch, RunConfig, field_types
 from launcher.config.sharding_labels import expand_label, is_label
 from launcher.config.transformers_config import tokenizer_of
-from launcher.util.errors import ExitCode, UserError, naming
+from launcher.util.errors import ExitCode, UserError, naming, tell
 from launcher.util.flags import flag, is_number, usable_path, without
 from launcher.util.hub_cache import model_folder
 from launcher.util.startup import reader_may_leave
@@ -28,7 +28,6 @@ SUPERSEDES = {
 }
 HELP = ("-h", "--help")
 MICRO_BATCH = "--micro-batch"
-_SWITCH = {"True": True, "on": True, "False": False, "off": False}
 
 
 def parse_run_config(argv: Sequence[str], world_size: int | None = None) -> RunConfig:
@@ -72,7 +71,7 @@ def print_help_if_asked(argv: Sequence[str]) -> None:
     try:
         text = help_text(topic_of(argv, HELP))
     except UserError as error:
-        print(f"shardscale: {error}", file=sys.stderr)
+        tell(error)
         sys.exit(ExitCode.REFUSED)
     with reader_may_leave():
         print(text)
@@ -192,7 +191,10 @@ def _value_of_entry(path: Path, key: str, value: Any) -> Any:
     try:
         if (
             len(items) != max(1, _arity(kind))
-            or any(str(i) not in _SWITCH if _is_bool(kind) else isinstance(i, bool) for i in typed)
+            or any(
+                str(i) not in old_names.SWITCHES if _is_bool(kind) else isinstance(i, bool)
+                for i in typed
+            )
             or any(not isinstance(item, str) and _plain(kind) in (str, Path) for item in items)
         ):
             raise ValueError(value)
@@ -240,8 +242,8 @@ def _typed(text: str, annotation: Any) -> Any:
             if str(choice) == text:
                 return choice
     elif kind is bool:
-        if text in _SWITCH:
-            return _SWITCH[text]
+        if text in old_names.SWITCHES:
+            return old_names.SWITCHES[text]
     elif kind in (str, Path):
         if text:
             return kind(text)

@@ -42,8 +42,7 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
         UserError: the folder holds no model, or `given` asks for another.
     """
     folder = config.model.init_from
-    if folder is None:
-        return config
+    assert folder is not None
     with naming("--init-from"):
         if is_function(config.model.decoder):
             raise UserError(

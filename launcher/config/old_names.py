@@ -1,13 +1,12 @@
 """Names of the previous version: renamed flags and fields are read, removed ones answered."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from launcher.model.config_checks import spelled_bias
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, tell
 from launcher.util.flags import as_flags, flag
 
 RENAMED: Final[Mapping[str, str]] = {
@@ -79,13 +78,9 @@ REMOVED: Final[Mapping[str, Removed]] = {
 }
 
 _BIASES = ("attention_bias", "qkv_bias", "mlp_bias")
-_SWITCHES = {"True": True, "on": True, "False": False, "off": False}
+SWITCHES: Final = {"True": True, "on": True, "False": False, "off": False}
+"""Spelled values of a flag that is on or off."""
 _noted: set[str] = set()
-
-
-def renamed(name: str) -> str:
-    """Return today's name of a field."""
-    return RENAMED.get(name, name)
 
 
 def in_flags(tokens: Sequence[str]) -> list[str]:
@@ -102,7 +97,7 @@ def in_flags(tokens: Sequence[str]) -> list[str]:
         if name not in _BIASES or not own.startswith("--"):
             left += _today(token)
             continue
-        asked = _SWITCHES.get(value) if has_value else True
+        asked = SWITCHES.get(value) if has_value else True
         negated = own.startswith("--no-")
         if asked is None or (negated and has_value) or any(t.startswith("--bias") for t in tokens):
             raise UserError(f"{token} was removed: use --bias qkv,proj,mlp alone")
@@ -202,4 +197,4 @@ def _note(name: str, text: str) -> None:
     """Print a note once per process; where ranks have an agent, the agent has printed it."""
     if name not in _noted and "RANK" not in os.environ:
         _noted.add(name)
-        print(f"shardscale: {text}", file=sys.stderr)
+        tell(text)

@@ -1,7 +1,7 @@
 """Defaults of learning rate, schedule and weight decay: by task, and as a resumed run had them."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from launcher.config.schema import RunConfig
@@ -71,7 +71,11 @@ def recipe_line(config: RunConfig, task: Task) -> str:
     """Describe the resolved recipe, where it comes from, and the flags that changed it."""
     entry = OPTIMIZERS[config.optim.optimizer]
     default = recipe_of(task, config.optim)
-    changed = list(_changed(config.optim, default))
+    changed = [
+        field.name
+        for field in dataclasses.fields(Recipe)
+        if getattr(config.optim, field.name) != getattr(default, field.name)
+    ]
     source = RECIPES[task][1]
     if entry.rates_from and "lr" not in changed:
         source += f"; lr {entry.rates_from}"
@@ -89,9 +93,3 @@ def described(optim: OptimChoice) -> str:
     if recipe.warmup_steps < 1:
         warmup = f"{100 * recipe.warmup_steps:.4g}% warm-up"
     return f"lr {recipe.lr:g}, {schedule}, {warmup}, weight decay {recipe.weight_decay:g}"
-
-
-def _changed(optim: OptimChoice, default: Recipe) -> Iterator[str]:
-    for field in dataclasses.fields(Recipe):
-        if getattr(optim, field.name) != getattr(default, field.name):
-            yield field.name

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from launcher.util.errors import UserError
 from launcher.util.files import CACHE_VARIABLE
@@ -53,9 +53,9 @@ def build_once(
         return
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _Display(shown=show_progress) as display, _lock(directory, display):
+        with _display(shown=show_progress) as show, _lock(directory, show):
             if not is_complete(directory):
-                _build(directory, build, display)
+                _build(directory, build, show)
     except OSError as error:
         raise UserError(
             f"the data cache {directory.parent} cannot be written ({error.strerror or error}): "
@@ -63,7 +63,7 @@ def build_once(
         ) from error
 
 
-def _build(directory: Path, build: Callable[[Path, Report], None], display: _Display) -> None:
+def _build(directory: Path, build: Callable[[Path, Report], None], show: Report) -> None:
     prefix = f"{directory.name}.tmp-"
     # of killed builders: this one holds the lock
     for leftover in directory.parent.glob(f"{prefix}*"):
@@ -81,7 +81,7 @@ def _build(directory: Path, build: Callable[[Path, Report], None], display: _Dis
         if progress.phase != last_phase or now_s - last_s >= _REPORT_EVERY_S:
             last_phase, last_s = progress.phase, now_s
             shared.write_text(json.dumps(progress), encoding="utf-8")
-            display.show(progress)
+            show(progress)
 
     try:
         build(work, report)
@@ -95,7 +95,7 @@ def _build(directory: Path, build: Callable[[Path, Report], None], display: _Dis
 
 
 @contextlib.contextmanager
-def _lock(directory: Path, display: _Display) -> Iterator[None]:
+def _lock(directory: Path, show: Report) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{directory}.lock")
@@ -107,7 +107,7 @@ def _lock(directory: Path, display: _Display) -> Iterator[None]:
             # The file may be half written or just gone.
             with contextlib.suppress(OSError, ValueError):
                 text = _progress_file(directory).read_text(encoding="utf-8")
-                display.show(Progress(*json.loads(text)))
+                show(Progress(*json.loads(text)))
     try:
         yield
     finally:
@@ -125,37 +125,33 @@ def _progress_file(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.progress")
 
 
-class _Display:
-    """Progress on stderr: one line that is rewritten on a terminal, a line every 10 s in a log."""
+@contextlib.contextmanager
+def _display(*, shown: bool) -> Iterator[Report]:
+    """Yield a function that shows the latest progress on stderr: one line that is rewritten on a
+    terminal, a line every 10 s in a log."""
+    live = sys.stderr.isatty()
+    last_phase = ""
+    phase_start_s = line_s = 0.0
 
-    def __init__(self, *, shown: bool) -> None:
-        self._shown = shown
-        self._live = sys.stderr.isatty()
-        self._phase = ""
-        self._phase_start_s = self._line_s = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown and self._live and self._phase:
-            print(end=_CLEAR_LINE, file=sys.stderr, flush=True)
-
-    def show(self, progress: Progress) -> None:
-        """Show the latest progress."""
-        if not self._shown:
-            return
+    def show(progress: Progress) -> None:
+        nonlocal last_phase, phase_start_s, line_s
         phase, done, total = progress
         now_s = time.monotonic()
-        if phase != self._phase:
-            self._phase_start_s, text = now_s, phase
-        elif not self._live and now_s - self._line_s < _LINE_EVERY_S:
+        if phase != last_phase:
+            phase_start_s, text = now_s, phase
+        elif not live and now_s - line_s < _LINE_EVERY_S:
             return
         elif total is None or not done:
             text = f"{phase}, {done / 1e6:.0f} MB so far"
         else:
-            left_s = (now_s - self._phase_start_s) * (total - done) / done
+            left_s = (now_s - phase_start_s) * (total - done) / done
             text = f"{phase}, {done / total:.0%} of {total / 1e6:.0f} MB, {left_s:.0f} s left"
-        self._phase, self._line_s = phase, now_s
-        start, end = (_CLEAR_LINE, "") if self._live else ("", "\n")
+        last_phase, line_s = phase, now_s
+        start, end = (_CLEAR_LINE, "") if live else ("", "\n")
         print(f"{start}data: {text}", end=end, file=sys.stderr, flush=True)
+
+    try:
+        yield show if shown else lambda progress: None
+    finally:
+        if live and last_phase:
+            print(end=_CLEAR_LINE, file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,6 @@ BPE_SAMPLE_BYTES = 64_000_000
 _BATCH_BYTES = 2_000_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Survey:
-    """Result of the first reading of a source; `sample` is the training text for BPE."""
-
-    documents: int
-    text_bytes: int
-    sample: list[str]
-    sample_bytes: int
-
-
 def build_corpus(
     directory: Path, report: Report, *, source: Source, tokenizer: str, vocab_size: int
 ) -> None:
@@ -69,15 +59,16 @@ def build_corpus(
     form = source.form()
     read_example = None if form == "text" else example_reader(form, tokenizer, source.label)
     read = partial(read_in_splits, source, form, read_example)
-    survey = take_survey(read(), BPE_SAMPLE_BYTES if train else 0, report)
+    count, text_bytes, sample = take_survey(read(), BPE_SAMPLE_BYTES if train else 0, report)
+    sample_bytes = sum(len(text.encode()) for text in sample)
     named = bool(source.parts())
     if not named:
-        _require_three(source.label, survey.documents)
+        _require_three(source.label, count)
     if encoder is None:
-        size = f"{survey.sample_bytes / 1e6:.1f} MB"
+        size = f"{sample_bytes / 1e6:.1f} MB"
         report(Progress(f"training a BPE tokenizer on {size}", 0, None))
-        encoder = train_bpe(survey.sample, vocab_size)
-        survey.sample.clear()  # up to 64 MB, of no use from here on
+        encoder = train_bpe(sample, vocab_size)
+        sample.clear()  # up to 64 MB, of no use from here on
     encoder.save(directory / TOKENIZER_FILE)
     _keep_beside(tokenizer, encoder, directory)
     # ids are below the vocabulary's size
@@ -88,15 +79,15 @@ def build_corpus(
         encoder,
         dtype,
         all_learned=form == "text",
-        report=lambda done: report(Progress("tokenizing", done, survey.text_bytes)),
+        report=lambda done: report(Progress("tokenizing", done, text_bytes)),
     )
     learned = {split: writer.learned for split, writer in writers.items()}
     highest = max(writer.highest for writer in writers.values())
     check_vocabulary(tokenizer, highest + 1, vocab_size)
     meta = Meta(
-        documents=survey.documents,
-        text_bytes=survey.text_bytes,
-        sample_bytes=survey.sample_bytes,
+        documents=count,
+        text_bytes=text_bytes,
+        sample_bytes=sample_bytes,
         vocab_size=encoder.vocab_size,
         dtype=dtype.name,
         tokens={split: writer.tokens for split, writer in writers.items()},
@@ -127,8 +118,11 @@ def _keep_beside(tokenizer: str, encoder: Encoder, directory: Path) -> None:
         (directory / TOKENIZER_CONFIG_FILE).write_text(json.dumps(named), encoding="utf-8")
 
 
-def take_survey(documents: Iterable[InSplits], sample_limit_bytes: int, report: Report) -> Survey:
-    """Count the documents and pick training text for BPE, evenly over the train split.
+def take_survey(
+    documents: Iterable[InSplits], sample_limit_bytes: int, report: Report
+) -> tuple[int, int, list[str]]:
+    """Return the number of documents, their bytes, and training text for BPE, evenly over the train
+    split.
 
     A document is sampled when its random number is below `rate`, which is halved whenever the
     sample overflows. So a text of any length is sampled in one pass and bounded memory.
@@ -148,12 +142,7 @@ def take_survey(documents: Iterable[InSplits], sample_limit_bytes: int, report: 
             rate /= 2
             sample = [entry for entry in sample if entry[0] < rate]
             sample_bytes = sum(entry[1] for entry in sample)
-    return Survey(
-        documents=count,
-        text_bytes=text_bytes,
-        sample=[text for _, _, text in sample],
-        sample_bytes=sample_bytes,
-    )
+    return count, text_bytes, [text for _, _, text in sample]
 
 
 def _draw(document: int) -> float:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from launcher.util.errors import UserError
 from launcher.util.files import replace_text
 from launcher.util.hub_cache import HUB_PREFIX as HUB_PREFIX
+from launcher.util.json_file import json_object
 
 TEXT_FIELD = "text"
 COMPRESSED = ".gz"
@@ -223,25 +224,18 @@ def end_token_beside(tokenizer: str) -> str | int | None:
     with: transformers stops there, and the tokenizer.json alone does not say so.
     """
     path = Path(tokenizer).expanduser()
-    named = _fields(path.with_name(TOKENIZER_CONFIG_FILE)).get("eos_token")
+    # Of a damaged file, what needs it will say so.
+    named = json_object(path.with_name(TOKENIZER_CONFIG_FILE)).get("eos_token")
     if isinstance(named, dict):  # an added token with its options
         named = named.get("content")
     if isinstance(named, str):
         return named
     for name in ("config.json", "generation_config.json"):
-        listed = _fields(path.with_name(name)).get("eos_token_id")
+        listed = json_object(path.with_name(name)).get("eos_token_id")
         number = listed[0] if isinstance(listed, list) and listed else listed
         if isinstance(number, int):
             return number
     return None
-
-
-def _fields(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):  # what needs the file will say so
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from launcher.measure.live_trace import PeakContent
-from launcher.util.sizes import K_MIN_BLOCK_SIZE
+from launcher.util.sizes import rounded_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,7 @@ class AllocatorHistory:
             address, size = events[number]["addr"], events[number]["size"]
             if events[number]["action"] == "alloc":
                 # events have requested bytes; blocks are larger
-                block = live[address] = _Block(size, _whole(size), phase, allocated=number)
+                block = live[address] = _Block(size, rounded_bytes(size), phase, allocated=number)
                 blocks.append(block)
                 level += block.block_bytes
                 if level > highest:
@@ -150,7 +150,7 @@ def _before(
         if event["action"] == "alloc":
             blocks.pop(event["addr"])
         else:
-            blocks[event["addr"]] = (event["size"], _whole(event["size"]))
+            blocks[event["addr"]] = (event["size"], rounded_bytes(event["size"]))
     return blocks
 
 
@@ -162,7 +162,3 @@ def _addressed(segment: dict[str, Any]) -> list[dict[str, Any]]:
         address += block["size"]
     blocks: list[dict[str, Any]] = segment["blocks"]
     return blocks
-
-
-def _whole(size_bytes: int) -> int:
-    return -(-size_bytes // K_MIN_BLOCK_SIZE) * K_MIN_BLOCK_SIZE

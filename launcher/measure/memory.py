@@ -54,7 +54,8 @@ class MemoryMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._period = "init"
-        self._peaks: dict[tuple[str, str], int] = {}
+        self.peaks: dict[tuple[str, str], int] = {}
+        """(period, phase) -> peak bytes."""
         self._step_peak_bytes = 0
         self._engine: Engine | None = None
         self._recording = False
@@ -91,13 +92,9 @@ class MemoryMeter:
         """Return the peak of the step that has just ended."""
         return None
 
-    def peaks(self) -> dict[tuple[str, str], int]:
-        """Return (period, phase) -> peak bytes."""
-        return self._peaks
-
     def peak_bytes(self) -> int | None:
         """Return the highest of the whole run."""
-        return max(self._peaks.values(), default=None)
+        return max(self.peaks.values(), default=None)
 
     def now(self) -> Ledger | None:
         """Return the ledger at this moment, for a failure report."""
@@ -107,7 +104,7 @@ class MemoryMeter:
         # Phases may be nested, and occur several times.
         self._step_peak_bytes = max(self._step_peak_bytes, peak_bytes)
         key = (self._period, phase)
-        self._peaks[key] = max(peak_bytes, self._peaks.get(key, 0))
+        self.peaks[key] = max(peak_bytes, self.peaks.get(key, 0))
 
     def _count(self) -> StorageCount:
         return StorageCount() if self._engine is None else self._engine.count_states()
@@ -228,7 +225,7 @@ class CudaMemory(MemoryMeter):
 
     def peak_bytes(self) -> int:
         # phases of most steps are not sampled, and routed experts make steps differ
-        return max([self._highest_step_bytes, *self._peaks.values()])
+        return max([self._highest_step_bytes, *self.peaks.values()])
 
     def end_step(self, step: int) -> Ledger | None:
         self._highest_step_bytes = max(self._highest_step_bytes, self.step_peak_bytes())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from launcher.measure import PHASES
+from launcher.measure.records import WARMUP_STEPS
 
 LATEST_STEPS = 10_000  # their median duration is compared with the plan
 
@@ -26,14 +27,10 @@ class PhaseTimes:
 
 
 class StepTimes:
-    """Step times of a run in bounded memory: the first step, sums, and the latest durations.
+    """Step times of a run in bounded memory: the first step, sums, and the latest durations. Sums
+    and durations are without the warm-up."""
 
-    Args:
-        warmup: steps excluded from sums and durations.
-    """
-
-    def __init__(self, warmup: int) -> None:
-        self._warmup = warmup
+    def __init__(self) -> None:
         self.count = 0
         self.first_s: dict[str, float] | None = None
         self.steady_s = {field.name: 0.0 for field in dataclasses.fields(PhaseTimes)}
@@ -44,7 +41,7 @@ class StepTimes:
     @property
     def steady(self) -> int:
         """Return the number of steps after warm-up."""
-        return max(0, self.count - self._warmup)
+        return max(0, self.count - WARMUP_STEPS)
 
     def add(self, times: PhaseTimes) -> None:
         """Add a step."""

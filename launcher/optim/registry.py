@@ -117,18 +117,10 @@ def _sgd_costs(_: str, shape: Sequence[int], choice: OptimChoice, __: str) -> Op
     return OptimizerCosts(states_bytes=(), update_bytes=12 * elements)
 
 
-def _moments(_: str, __: Sequence[int]) -> tuple[str, ...]:
-    return MOMENTS
-
-
-def _momentum(_: str, __: Sequence[int]) -> tuple[str, ...]:
-    return ("momentum_buffer",)
-
-
-_ADAM: Final = OptimizerEntry(build=_adam, states=_moments, costs=_adam_costs)
+_ADAM: Final = OptimizerEntry(build=_adam, states=lambda name, shape: MOMENTS, costs=_adam_costs)
 _SGD: Final = OptimizerEntry(
     build=_sgd,
-    states=_momentum,
+    states=lambda name, shape: ("momentum_buffer",),
     costs=_sgd_costs,
     counters=lambda name, shape: (),
     rates_from="found with AdamW: sgd has no usual rate for decoders, so try larger ones",

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from launcher.config.sharding import ContextParallelMethod, ShardingChoice
-from launcher.parallel.world import RankInfo
+from launcher.parallel.world import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +62,9 @@ class Mesh:
     model: ModelParallelRank
 
     @classmethod
-    def of(cls, place: RankInfo, sharding: ShardingChoice) -> "Mesh":
+    def of(cls, world: World, sharding: ShardingChoice) -> "Mesh":
         """Place of a process in the mesh of its run."""
-        return cls.at(place.rank, place.size, sharding)
+        return cls.at(world.rank, world.size, sharding)
 
     @classmethod
     def at(cls, rank: int, world_size: int, sharding: ShardingChoice) -> "Mesh":

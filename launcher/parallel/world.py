@@ -23,20 +23,15 @@ OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has sta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankInfo:
+class World:
     """One process among the ranks."""
 
     rank: int
     local_rank: int
     size: int
     local_size: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class World(RankInfo):
-    """One rank's place. `device` is where its model computes."""
-
     device: torch.device
+    """Where its model computes."""
 
     @property
     def is_main(self) -> bool:
@@ -59,7 +54,7 @@ class World(RankInfo):
         return values
 
 
-def place_from_environment() -> RankInfo:
+def place_from_environment() -> World:
     """Read the place that torchrun or Slurm has set; the only process of a run without.
 
     Raises:
@@ -79,7 +74,8 @@ def place_from_environment() -> RankInfo:
     local_rank = number_of(environment, "LOCAL_RANK", default=0, most=min(rank, local_size - 1))
     number_of(environment, "MASTER_PORT", default=0, most=2**16 - 1)
     number_of(environment, "TORCHELASTIC_RESTART_COUNT", default=0)
-    return RankInfo(rank=rank, local_rank=local_rank, size=size, local_size=local_size)
+    cpu = torch.device("cpu")  # until `start` chooses
+    return World(rank=rank, local_rank=local_rank, size=size, local_size=local_size, device=cpu)
 
 
 def ranks_from_environment() -> tuple[int, int]:
@@ -180,10 +176,10 @@ def start(
         if place.size in (1, place.local_size):
             stay_on_this_node()
         _join(place, device, timeout_s)
-    return World(**dataclasses.asdict(place), device=device)
+    return dataclasses.replace(place, device=device)
 
 
-def _join(place: RankInfo, device: torch.device, timeout_s: float) -> None:
+def _join(place: World, device: torch.device, timeout_s: float) -> None:
     """Join the process group.
 
     Raises:

@@ -5,7 +5,6 @@ import os
 import select
 import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,9 +15,9 @@ import psutil
 
 from launcher.measure.records import Status
 from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code, stop_reason
-from launcher.run.resume import is_of_another_launch
+from launcher.run.resume import has_our_run
 from launcher.run.run_folder import RunFolder
-from launcher.util.errors import ExitCode
+from launcher.util.errors import ExitCode, tell
 
 # The one signal that torch's agent handles: for each on its list it replaces our handler when it
 # starts ranks, and it logs a warning for an empty list.
@@ -70,7 +69,7 @@ class AgentSignals:
             return None
         code = stop_exit_code(self.stop_signal)
         reason = f"{stop_reason(self.stop_signal)} before its first step"
-        if self._folder is not None and self._has_run(self._folder):
+        if self._folder is not None and has_our_run(self._folder.path):
             stopped = Status(
                 state="preempted",
                 phase=status.get("phase", "start"),
@@ -78,12 +77,12 @@ class AgentSignals:
                 exit_code=code,
             )
             self._folder.write_status(stopped)
-        print(f"shardscale: {reason}: there was nothing to save", file=sys.stderr, flush=True)
+        tell(f"{reason}: there was nothing to save")
         return code
 
     def _name_signal(self, status: dict[str, Any]) -> None:
         """Replace what the ranks were sent by what this agent received."""
-        if self._folder is None or not self._has_run(self._folder):
+        if self._folder is None or not has_our_run(self._folder.path):
             return
         if status.get("reason") == stop_reason(signal.SIGUSR1):
             status |= {"reason": stop_reason(self.stop_signal)}
@@ -124,10 +123,10 @@ class AgentSignals:
         shutil.rmtree(self._scratch, ignore_errors=True)
         seen = f"{stop_reason(signal.SIGINT)} twice, before it was saved"
         status: dict[str, Any] = {"reason": seen}
-        if self._folder is not None and self._has_run(self._folder):
+        if self._folder is not None and has_our_run(self._folder.path):
             status = self._folder.settle(seen, None, code=ExitCode.INTERRUPTED)
         if status["reason"] == seen:  # else it had just ended by itself
-            print(f"shardscale: {seen}", file=sys.stderr, flush=True)
+            tell(seen)
         os._exit(ExitCode.INTERRUPTED)
 
     def _end(self, ranks: list[psutil.Process]) -> NoReturn:
@@ -136,11 +135,6 @@ class AgentSignals:
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self.settle()
         os._exit(int(self._status().get("exit_code") or 0) if code is None else code)
-
-    @staticmethod
-    def _has_run(folder: RunFolder) -> bool:
-        """Return whether this launch has begun a run there; another one may have been first."""
-        return (folder.path / "config.yaml").exists() and not is_of_another_launch(folder.path)
 
     def _status(self) -> dict[str, Any]:
         return {} if self._folder is None else self._folder.read_status()

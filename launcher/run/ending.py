@@ -22,7 +22,7 @@ from launcher.run.agreement import STOP_SIGNALS, heard_signals, stop_exit_code
 from launcher.run.forecast_protocol import LoadForecast
 from launcher.run.run_folder import RunFolder, stack_file
 from launcher.run.session import Session
-from launcher.util.errors import ExitCode, Failure, UserError
+from launcher.util.errors import ExitCode, Failure, UserError, tell
 from launcher.util.sizes import gib
 
 _AGAIN_AFTER_S = 0.02
@@ -123,7 +123,7 @@ def refuse(error: UserError | Failure, *, by_all: bool = False) -> NoReturn:
     """Print the sentence once per node (`by_all`: on each rank) and end with exit code 2, or 4
     for a failure."""
     if by_all or os.environ.get("LOCAL_RANK", "0") == "0":
-        _say(str(error))
+        tell(error)
     code = ExitCode.FAILED if isinstance(error, Failure) else ExitCode.REFUSED
     leave(code, together=False)
 
@@ -173,18 +173,18 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
 
             ranks = where_ranks_are(folder.path, world)
             detail = {"ranks_of_this_node": ranks}
-            _say(f"rank {world.rank} waited longer than --collective-timeout-s allows, in {where}")
+            tell(f"rank {world.rank} waited longer than --collective-timeout-s allows, in {where}")
             for rank, frame in ranks.items():
-                _say(f"rank {rank} was in {frame}")
+                tell(f"rank {rank} was in {frame}")
             traceback.print_exception(error)
         elif isinstance(error, UserError | Failure):
             reason = str(error)
-            _say(str(error))
+            tell(error)
         elif isinstance(error, Interrupted):
             reason = str(error)
-            _say(f"{reason} while in {where}")
+            tell(f"{reason} while in {where}")
         else:
-            _say(f"rank {world.rank} failed while in {where}:")
+            tell(f"rank {world.rank} failed while in {where}:")
             traceback.print_exception(error)
         status = Status(
             state="oom" if out_of_memory else "failed",
@@ -237,7 +237,7 @@ def _end_with_nothing(end: Ending, error: BaseException) -> NoReturn:
         state = Status(state="preempted", phase="start", reason=str(error), exit_code=code)
         end.folder.write_status(state)
     if os.environ.get("RANK", "0") == "0":
-        _say(f"{error}: there was nothing to save")
+        tell(f"{error}: there was nothing to save")
     leave(code, together=False)
 
 
@@ -263,18 +263,14 @@ def _memory_details(memory: MemoryMeter, *, where: str, step: int) -> dict[str, 
     return details
 
 
-def _say(sentence: str) -> None:
-    print(f"shardscale: {sentence}", file=sys.stderr)
-
-
 def _say_out_of_memory(world: World, where: str, detail: dict[str, Any]) -> None:
     wanted = gib(detail["requested_bytes"])
-    _say(f"out of memory on rank {world.rank} in {where}: tried to allocate {wanted}")
+    tell(f"out of memory on rank {world.rank} in {where}: tried to allocate {wanted}")
     ledger = detail["ledger"]
     if ledger is not None:
         held = {k: v for k, v in ledger["device"].items() if v}
         lines = ", ".join(f"{name.removesuffix('_bytes')} {gib(v)}" for name, v in held.items())
-        _say(f"at that moment: {lines}")
+        tell(f"at that moment: {lines}")
 
 
 def _suggest(session: Session, world: World, load_forecast: LoadForecast | None) -> dict[str, Any]:
@@ -294,5 +290,5 @@ def _suggest(session: Session, world: World, load_forecast: LoadForecast | None)
     except Exception as error:
         return {"suggestions": [], "suggestions_failed": f"{type(error).__name__}: {error}"}
     for line, _ in suggestions:
-        _say(line)
+        tell(line)
     return {"suggestions": [record for _, record in suggestions]}

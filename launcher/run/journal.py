@@ -19,7 +19,6 @@ from launcher.measure.loggers import Loggers
 from launcher.measure.memory import capacity_bytes, read_memory
 from launcher.measure.phases import PhaseClock, PhaseTimes, StepTimes
 from launcher.measure.records import (
-    WARMUP_STEPS,
     EvalRecord,
     EventRecord,
     GpuRecord,
@@ -79,7 +78,7 @@ class Journal:
         # Appended to by the sampler's thread (deque.append is atomic), written by this one.
         self._samples: collections.deque[Record] = collections.deque()
         self._sample: GpuRecord | None = None
-        self.times = StepTimes(WARMUP_STEPS)
+        self.times = StepTimes()
         self.write(run)
 
     def step(self, ended: EndedStep) -> None:

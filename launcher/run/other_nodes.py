@@ -4,12 +4,11 @@ A node that was never started, a wrong address and a firewall would all look lik
 """
 
 import ipaddress
-import sys
 import threading
 from typing import Any
 
 from launcher.run.agent_signals import running_ranks
-from launcher.util.errors import Failure, one_line
+from launcher.util.errors import Failure, one_line, tell
 
 REPORT_AFTER_S = 15.0  # nodes of one job start within seconds of each other
 CHECK_EVERY_S = 1.0
@@ -51,7 +50,7 @@ def _report_waiting(args: Any, ended: threading.Event, joined: threading.Event) 
             return  # torch's exit barrier waits for other nodes' ranks, too
         alone_s = 0.0 if has_ranks else alone_s + CHECK_EVERY_S
         if REPORT_AFTER_S <= alone_s < REPORT_AFTER_S + CHECK_EVERY_S:
-            print(f"shardscale: {_described(args, 'waits for')}", file=sys.stderr, flush=True)
+            tell(_described(args, "waits for"))
 
 
 def _described(args: Any, does: str) -> str:

@@ -10,19 +10,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from launcher.config import old_names
 from launcher.config.arguments import parse_run_config
-from launcher.config.recipes import (
-    described,
-    fill,
-    fill_as_saved,
-    recipe_line,
-    recipe_of,
-    task_of,
-)
+from launcher.config.recipes import described, fill, fill_as_saved, recipe_line, recipe_of, task_of
 from launcher.config.resolve import Resolved, check_run_folder, resolve
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus, open_corpus
@@ -30,12 +24,15 @@ from launcher.measure.loggers import require_loggers
 from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run.capacity import check_checkpoint_room, check_minimum_memory, check_offload
 from launcher.run.forecast_protocol import LoadForecast
-from launcher.run.resume import Resume, find_resume
+from launcher.run.resume import AUTO, Resume, find_resume
 from launcher.run.run_folder import default_run_folder
 from launcher.strategies import strategy_of
 from launcher.strategies.base import missing_library
 from launcher.util.errors import UserError, naming
 from launcher.util.startup import libraries_say
+
+if TYPE_CHECKING:
+    from launcher.checkpoint.extra import Extra
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,17 +63,13 @@ def prepare(
     config = parse_run_config(argv, world_size=world_size)
     libraries_say(config.loop.log_level)
     resume = find_resume(config.loop, os.environ)
-    _check_weights_source(config, resume.source)
-    config, recipe = with_recipe(config, resume.source)
+    saved = saved_by(resume.source)
+    check_weights_source(config, saved)
+    config, recipe = with_recipe(config, saved)
     if config.data.leaves_micro_batch_open:
-        config = with_saved_micro_batch(config, resume.source, world_size=world_size)
+        config = with_saved_micro_batch(config, saved, world_size=world_size)
     micro_batch_open = config.data.leaves_micro_batch_open  # else the resumed run's
-    resolved = _possible_here(
-        config,
-        world_size=world_size,
-        ranks_per_node=ranks_per_node,
-        compiled_before=compiled_before(resume.source),
-    )
+    resolved = _possible_here(config, saved, world_size=world_size, ranks_per_node=ranks_per_node)
     config = resolved.config
     check_minimum_memory(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
     if resolved.model.checkpointing.budget_bytes is not None:
@@ -113,46 +106,59 @@ def prepare(
     )
 
 
-def _check_weights_source(config: RunConfig, source: Path | None) -> None:
-    if config.model.init_from is not None:
-        from launcher.run.weights_source import check_weights_source
+def saved_by(source: Path | None) -> "Extra":
+    """Return what the run that is resumed has recorded; {} without one."""
+    if source is None:
+        return {}
+    from launcher.run.provenance import newest_extra
 
-        check_weights_source(config, source)
+    return newest_extra(source) or {}
 
 
-def with_recipe(config: RunConfig, source: Path | None) -> tuple[RunConfig, str]:
+def check_weights_source(config: RunConfig, saved: "Extra") -> None:
+    """Refuse --init-from beside --resume, except for the weights that the resumed run began with.
+
+    Raises:
+        UserError: both name weights, and the checkpoint's run began with others.
+    """
+    folder, resume = config.model.init_from, config.loop.resume
+    if folder is None or resume in (None, AUTO):
+        return
+    if config.model.lora_rank is not None:
+        return  # adapters continue beside frozen weights, whose fingerprint is compared
+    # A run's config.yaml names them; the checkpoint's own weights replace them.
+    began = saved.get("config", {}).get("init_from")
+    if began is None or Path(began).resolve() != folder.resolve():
+        raise UserError(
+            f"--init-from {folder} and --resume {resume} both say where weights come from: give "
+            "--resume to continue with that run's optimizer, --init-from to start a new run"
+        )
+
+
+def with_recipe(config: RunConfig, saved: "Extra") -> tuple[RunConfig, str]:
     """Return the config with its recipe filled in, and a line that names the recipe's source.
 
     Args:
-        source: checkpoint or run that is resumed, if any. A trained run keeps its own recipe.
+        saved: by the run that is resumed. A trained run keeps its own recipe.
     """
     task = task_of(config)
-    saved = None
-    if source is not None:
-        from launcher.run.provenance import newest_extra
-
-        saved = newest_extra(source)
-    if saved is not None and "steps" in saved:  # trained here, not imported
+    if "steps" in saved:  # trained here, not imported
         config = fill_as_saved(config, old_names.in_file(saved.get("config", {}), noted=False))
         return config, f"recipe as in the run that is resumed: {described(config.optim)}"
-    if saved is not None and task == "training from scratch":  # imported weights
+    if saved and task == "training from scratch":  # imported weights
         task = "full fine-tuning"
     config = fill(config, recipe_of(task, config.optim))
     return config, recipe_line(config, task)
 
 
-def with_saved_micro_batch(config: RunConfig, source: Path | None, *, world_size: int) -> RunConfig:
+def with_saved_micro_batch(config: RunConfig, saved: "Extra", *, world_size: int) -> RunConfig:
     """Return the config with the micro-batch of the run that is resumed, if there is one, and as
     many ranks as there are now can have it."""
-    if source is None:
-        return config
-    from launcher.run.provenance import newest_extra
-
-    saved = (newest_extra(source) or {}).get("config", {}).get("micro_batch")
+    size = saved.get("config", {}).get("micro_batch")
     ranks, batch = config.sharding.data_ranks(world_size), config.data.global_batch or 0
-    if saved is None or batch % (saved * ranks):
+    if size is None or batch % (size * ranks):
         return config
-    return config.replace(micro_batch=saved)
+    return config.replace(micro_batch=size)
 
 
 def _corpus_of(resolved: Resolved) -> Corpus:
@@ -164,18 +170,8 @@ def _corpus_of(resolved: Resolved) -> Corpus:
     )
 
 
-def compiled_before(source: Path | None) -> bool | None:
-    """Return what `--compile` was in the run that is resumed, or None where none says it."""
-    if source is None:
-        return None
-    from launcher.run.provenance import newest_extra
-
-    saved = newest_extra(source)
-    return None if saved is None else saved.get("config", {}).get("compile")
-
-
 def _possible_here(
-    config: RunConfig, *, world_size: int, ranks_per_node: int, compiled_before: bool | None
+    config: RunConfig, saved: "Extra", *, world_size: int, ranks_per_node: int
 ) -> Resolved:
     """Resolve for this machine and its libraries.
 
@@ -187,7 +183,7 @@ def _possible_here(
         config,
         world_size=world_size,
         device_type=device_type,
-        compiled_before=compiled_before,
+        compiled_before=saved.get("config", {}).get("compile"),
     )
     if resolved.config.loop.compiles:
         resolved = with_compilers(resolved)

@@ -5,11 +5,10 @@ import contextlib
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.util.errors import Failure
+from launcher.util.errors import Failure, tell
 from launcher.util.files import sync
 from launcher.util.json_file import Record
 
@@ -56,7 +55,7 @@ class RecordFile:
             self._bear(error)
             return
         if self.trouble is not None:
-            self._say(f"{self._path} is written again, nothing is missing")
+            tell(f"{self._path} is written again, nothing is missing")
             self.trouble = None
 
     def rewind(self, step: int) -> None:
@@ -80,13 +79,10 @@ class RecordFile:
     def _bear(self, error: OSError) -> None:
         trouble = f"{self._path} cannot be written ({error.strerror})"
         if self.trouble is None:
-            self._say(f"{trouble}: training goes on, and its records wait in memory")
+            tell(f"{trouble}: training goes on, and its records wait in memory")
         self.trouble = trouble
         if len(self._waiting) > _MOST_WAITING_BYTES:
             raise Failure(f"{trouble}, and no more records can wait in memory: make room there")
-
-    def _say(self, sentence: str) -> None:
-        print(f"shardscale: {sentence}", file=sys.stderr, flush=True)
 
 
 def rewind(path: Path, step: int) -> None:

@@ -7,7 +7,6 @@ by its Slurm job, which outlives both.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -28,6 +27,7 @@ from launcher.parallel.world import World, number_of
 from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import FolderLock, nearest_existing
+from launcher.util.json_file import json_object
 from launcher.util.processes import BY_ANY_TORCHRUN
 
 AUTO = Path("auto")
@@ -164,7 +164,7 @@ def open_folder(
 def _check_shared(out: Path, world: World) -> None:
     """Reject a folder that another node does not see: its ranks could save nothing there."""
     until_s = time.monotonic() + SHARED_WITHIN_S
-    while not (found := _sees(out)) and time.monotonic() < until_s:
+    while not (found := has_our_run(out)) and time.monotonic() < until_s:
         time.sleep(0.1)
         os.listdir(nearest_existing(out))  # NFS asks its server anew where a folder is opened
     for rank, node in enumerate(world.gathered(None if found else socket.gethostname())):
@@ -175,8 +175,8 @@ def _check_shared(out: Path, world: World) -> None:
             )
 
 
-def _sees(out: Path) -> bool:
-    """Return whether this launch's run is there; a node's own disk may hold an earlier run."""
+def has_our_run(out: Path) -> bool:
+    """Return whether this launch has begun a run there; a node's own disk may hold an earlier."""
     return (out / "config.yaml").exists() and not is_of_another_launch(out)
 
 
@@ -264,11 +264,7 @@ def _check_run(out: Path) -> None:
 
 
 def _read_launch(out: Path) -> dict[str, Any]:
-    try:
-        environment = json.loads((out / "environment.json").read_text(encoding="utf-8"))
-        launch = environment[LAUNCH]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    launch = json_object(out / "environment.json").get(LAUNCH)
     return launch if isinstance(launch, dict) else {}
 
 

@@ -19,8 +19,9 @@ import yaml
 from launcher.config.resolve import Resolved
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.strategies import variant_of
-from launcher.util.errors import ExitCode, Failure, UserError
+from launcher.util.errors import ExitCode, Failure, UserError, tell
 from launcher.util.files import FolderLock, replace_text
+from launcher.util.json_file import json_object
 from launcher.util.packages import version_of
 
 LAUNCH = "launch"
@@ -64,7 +65,8 @@ class RunFolder:
             replace_text(_free_name(config_file), before)
         # From here on failure.json is of this start: the first of its ranks to fail creates it.
         for name in ("failure.json", "summary.json"):
-            _set_aside(self.path / name)
+            if (earlier := self.path / name).exists():
+                earlier.rename(_free_name(earlier))
         # Before the config: a folder without one belongs to no launch yet.
         known = {**environment(), LAUNCH: dict(launch or {})}
         replace_text(self.path / "environment.json", json.dumps(known, indent=2) + "\n")
@@ -84,7 +86,7 @@ class RunFolder:
             sentence = f"{self.path / 'status.json'} cannot be written ({error.strerror})"
             if state != "running":
                 sentence += f": the run is {state} ({status.reason or status.phase})"
-            print(f"shardscale: {sentence}", file=sys.stderr)
+            tell(sentence)
 
     @property
     def has_failed(self) -> bool:
@@ -92,8 +94,9 @@ class RunFolder:
         return self._failure.exists()
 
     def read_status(self) -> dict[str, Any]:
-        """Return the content of `status.json`, empty where there is none."""
-        return _read(self.path / "status.json")
+        """Return the content of `status.json`; empty where there is none, or the disk was too full
+        to write it."""
+        return json_object(self.path / "status.json")
 
     def configs(self) -> list[Path]:
         """List the configs of the run's starts, the latest first."""
@@ -165,7 +168,7 @@ class RunFolder:
             found = {"phase": status.get("phase", "start"), "reason": seen, "rank": rank}
             found |= {"state": "failed", "exit_code": int(code)}
             if not certain:
-                found |= _read(self._failure)
+                found |= json_object(self._failure)
             found.pop("traceback", None)
             self.write_status(Status(**found))
             return found
@@ -227,22 +230,8 @@ def _git_revision() -> str | None:
     return done.stdout.strip()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object; empty where there is none, or the disk was too full to write it."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _set_aside(path: Path) -> None:
-    """Rename `summary.json` of an earlier start to `summary-1.json`, or the next free number."""
-    if path.exists():
-        path.rename(_free_name(path))
-
-
 def _free_name(path: Path) -> Path:
+    """Return `summary-1.json` for `summary.json`, or the next free number."""
     number = 1
     while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1

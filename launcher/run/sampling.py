@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -46,21 +46,18 @@ class Sampling:
                 )
 
 
-class TokenSampler:
-    """Draws one token after the other; the same seed draws the same numbers on every device."""
+def token_sampler(sampling: Sampling, seed: int) -> Callable[[Tensor], int]:
+    """Return a function that draws the next token for logits [V], call by call; the same seed draws
+    the same numbers on every device."""
+    generator = torch.Generator().manual_seed(seed)
 
-    def __init__(self, sampling: Sampling, seed: int) -> None:
-        self._sampling = sampling
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, logits: Tensor) -> int:
-        """Return the next token for logits [V]."""
-        if self._sampling.temperature == 0:
+    def draw(logits: Tensor) -> int:
+        if sampling.temperature == 0:
             return int(logits.argmax())
-        drawn = torch.multinomial(
-            probabilities(logits.cpu(), self._sampling), 1, generator=self._generator
-        )
-        return int(drawn)
+        chances = probabilities(logits.cpu(), sampling)
+        return int(torch.multinomial(chances, 1, generator=generator))
+
+    return draw
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -134,7 +131,7 @@ class Samples:
         makes equally many, whatever it has drawn.
         """
         started = time.perf_counter()
-        choose = TokenSampler(self.sampling, self.seed)
+        choose = token_sampler(self.sampling, self.seed)
         widest = max(map(len, self.prompts))
         # What follows a token has no effect on it: shorter texts are filled up at their end.
         texts = torch.full((len(self.prompts), widest + self.most), self.encoder.end_of_text)

@@ -98,7 +98,6 @@ class Saves:
 
         with self._memory.apart("resume", "checkpoint"):
             loaded = self._opened().load(resume.source, engine)
-            assert loaded is not None
             self._fill_base(loaded.checkpoint, engine)
         for reason in loaded.passed_over:
             self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
@@ -200,10 +199,11 @@ class Saves:
         replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
+        staging_bytes = int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
         with self._memory.apart("save", "checkpoint"):
             held = self._report(
                 lambda: self._opened().save(
-                    step, engine, extra, replaces=replaces, staging_bytes=self._staging_bytes()
+                    step, engine, extra, replaces=replaces, staging_bytes=staging_bytes
                 )
             )
 

@@ -246,7 +246,7 @@ class Session:
         self.journal.secure()
         if self._config.measure.memory_trace and self._world.device.type == "cuda":
             dump_snapshot(self.folder.path, self._world)
-        for record in phase_records(self.journal.times, self.memory.peaks()):
+        for record in phase_records(self.journal.times, self.memory.peaks):
             self.journal.write(record)
         known = Summary(
             resumed_step=self.resumed_step,
@@ -289,7 +289,7 @@ class Session:
             self._world,
             self._peak,
             self.journal.times.durations_s,
-            peaks=self.memory.peaks(),
+            peaks=self.memory.peaks,
             resumed=self.resumed_step > 0,
         )
         if ledger is not None:

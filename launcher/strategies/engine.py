@@ -51,7 +51,8 @@ class StorageCount:
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[str, str, int]] = {}
-        self._addresses: dict[int, str] = {}
+        self.addresses: dict[int, str] = {}
+        """Address on the GPU -> category."""
 
     @property
     def owners(self) -> dict[int, str]:
@@ -70,12 +71,7 @@ class StorageCount:
                 entry = (category, local.device.type, storage.nbytes())
                 self._entries.setdefault(storage._cdata, entry)
                 if local.device.type == "cuda":
-                    self._addresses.setdefault(storage.data_ptr(), category)
-
-    @property
-    def addresses(self) -> dict[int, str]:
-        """Address on the GPU -> category."""
-        return self._addresses
+                    self.addresses.setdefault(storage.data_ptr(), category)
 
     def add_file(self, category: str, path: str) -> None:
         """Count the bytes that a swap file takes on its disk, nothing while it is not there."""

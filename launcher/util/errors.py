@@ -24,6 +24,11 @@ class ExitCode(enum.IntEnum):
     """By Ctrl-C, as shells count it; a run that was training is saved."""
 
 
+def tell(sentence: object) -> None:
+    """Print a sentence of ours on stderr."""
+    print(f"shardscale: {sentence}", file=sys.stderr, flush=True)
+
+
 class UserError(Exception):
     """Bad input. The message is one sentence that names the value and the fix.
 
@@ -52,13 +57,13 @@ def refusing(main: Callable[P, int]) -> Callable[P, int]:
         try:
             return main(*args, **kwargs)
         except UserError as error:
-            print(f"shardscale: {error}", file=sys.stderr)
+            tell(error)
             return ExitCode.REFUSED
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG:
                 raise
             name = one_line(str(error.filename or "a name"), most=120)
-            print(f"shardscale: {name} is too long: give a shorter one", file=sys.stderr)
+            tell(f"{name} is too long: give a shorter one")
             return ExitCode.REFUSED
 
     return verb

@@ -19,8 +19,8 @@ _ANSWERS_WITHIN_S: Final = 1.0
 _OFFLINE: Final = "HF_HUB_OFFLINE"
 _SMALL: Final = ("*.json", "*.jinja", "*.model", "*.txt")
 _CONFIGS: Final = ("config.json", "adapter_config.json")
-_SINGLE_FILE: Final = "model.safetensors"
-_INDEX: Final = f"{_SINGLE_FILE}.index.json"
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = f"{SINGLE_FILE}.index.json"
 _PROXIES: Final = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
 
 
@@ -75,9 +75,9 @@ def fetch_weights(folder: Path, shards: Collection[str]) -> None:
     """
     name = _name_in_cache(folder)
     # Not *.safetensors: some models lie there a second time, as consolidated.safetensors.
-    needed = set(shards) or {_SINGLE_FILE}
+    needed = set(shards) or {SINGLE_FILE}
     if name is not None and not all((folder / file).exists() for file in needed):
-        patterns = tuple(sorted(shards)) or (_SINGLE_FILE, _INDEX)
+        patterns = tuple(sorted(shards)) or (SINGLE_FILE, INDEX_FILE)
         with naming(f"hf:{name}:"):
             # the folder's name is the commit that its config is from
             _download(name, patterns, revision=folder.absolute().name)

@@ -79,6 +79,15 @@ def parse_json(path: Path, text: str, *, what: str, infinite: bool = False) -> J
     return content
 
 
+def json_object(path: Path) -> JsonObject:
+    """Return the JSON object in a file; {} where there is none that can be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def strictly(kind: type[T], text: str) -> T:
     """Parse the JSON `text` as a `kind`, each value of exactly its declared type.
 

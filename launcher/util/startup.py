@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from launcher.util.errors import ExitCode, UserError
+from launcher.util.errors import ExitCode, UserError, tell
 
 _PATIENCE_S = 5.0
 # In torch's order; the first that is set counts, an empty one too.
@@ -99,7 +99,7 @@ def reader_may_leave() -> Iterator[None]:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         _drop_stdout()
-        print(f"shardscale: the output cannot be written: {error.strerror}", file=sys.stderr)
+        tell(f"the output cannot be written: {error.strerror}")
         sys.exit(ExitCode.FAILED)
 
 
@@ -177,7 +177,7 @@ def begin() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        print("shardscale: the working folder is deleted: cd to another one", file=sys.stderr)
+        tell("the working folder is deleted: cd to another one")
         sys.exit(ExitCode.REFUSED)
     if os.environ.get("COLUMNS", "1").strip("0") == "":  # of which nothing could be shown
         del os.environ["COLUMNS"]

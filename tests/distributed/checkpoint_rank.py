@@ -67,7 +67,6 @@ def load(case: Case, text: str, folder: str, world: World) -> None:
 
         def go_on(saver: Case) -> dict[str, Any]:
             loaded = Checkpointer(Path(folder) / "unused").load(Path(folder) / saver.name, engine)
-            assert loaded is not None
             assert loaded.passed_over == ()
             first = loaded.checkpoint.step + 1
             return {

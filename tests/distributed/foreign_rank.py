@@ -311,7 +311,7 @@ def count_once(case: Case, world: World) -> dict[str, Any]:
     prediction = predict(resolved, world_size=world.size, device_type="cpu", rank=world.rank)
     trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
     found: dict[str, int] = defaultdict(int)
-    for (period, _), size in memory.peaks().items():
+    for (period, _), size in memory.peaks.items():
         found[period] = max(found[period], size)
     later = min(found[period] for period in _STEADY)
     return {"measured": max(found["first_step"], later), "predicted": max(trained)}

@@ -65,7 +65,6 @@ def run(variant: Variant, text: str, folder: Path, world: World) -> dict[str, An
     for schedule in variant.schedules:
         for path in CheckpointFolder(folder / schedule / "checkpoints").list():
             loaded = Checkpointer(folder / "unused").load(path, engine)
-            assert loaded is not None
             checkpoint = loaded.checkpoint
             if (scale := checkpoint.extra["loss_scale"]) is not None:
                 engine.set_loss_scale(scale)

@@ -72,7 +72,7 @@ def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
             run_step(engine, memory, resolved.local_seq_len)
             memory.end_step(step)  # also has the tracker see what was born inside DTensors
         held = asdict(engine.count_states().ledger(world.device).device)
-    peaks = memory.peaks()
+    peaks = memory.peaks
     release(engine)
     gc.collect()
     prediction = predict(resolved, world_size=world_size, device_type="cpu", rank=0)

@@ -33,7 +33,7 @@ from launcher.data.tokenizer import ByteEncoder
 from launcher.model.decode import continuation
 from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
-from launcher.run.sampling import FREE, TokenSampler
+from launcher.run.sampling import FREE, token_sampler
 from launcher.strategies.flat_shards import PARAM
 
 RUNS = [(variant, schedule) for variant in VARIANTS for schedule in variant.schedules]
@@ -132,7 +132,7 @@ def test_a_sample_is_what_its_checkpoint_generates(variant: Variant, results: Re
         with open_source(path) as source:
             model = build(source, device=torch.device("cpu"), dtype=torch.float32)
         end, most = 256, model.config.context - 1
-        drawn = list(continuation(model, [end], TokenSampler(FREE, seed=7), most=most))
+        drawn = list(continuation(model, [end], token_sampler(FREE, seed=7), most=most))
         text = drawn[: drawn.index(end)] if end in drawn else drawn
         assert (sample["prompt"], sample["tokens"]) == ("", len(text))
         assert sample["text"] == ByteEncoder().decode(text)

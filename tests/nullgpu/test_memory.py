@@ -109,7 +109,7 @@ meter.end_step(13)
 assert 2**28 <= meter.peak_bytes() < 2**29, meter.peak_bytes()
 with meter.apart("save", "checkpoint"):
     torch.empty(2**29, dtype=torch.uint8, device="cuda")
-assert meter.peaks()["save", "checkpoint"] >= 2**29
+assert meter.peaks["save", "checkpoint"] >= 2**29
 os._exit(0)
 """
 

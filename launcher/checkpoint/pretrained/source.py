@@ -43,21 +43,11 @@ class TransformersWeights(FolderWeights):
             yield part.start, self._finite(part, self._rows(part).reshape(-1))
 
     def read(self, name: str) -> Tensor:
-        """Return our parameter `name` in its shape and stored type.
-
-        Raises:
-            UserError: there are values that are NaN or infinite.
-        """
         pieces = [self._finite(part, self._rows(part)) for part in self._parts[name]]
         # Some are stored the other way round.
         return (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).contiguous()
 
     def read_range(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) of our flattened parameter `name`, as a copy in fp32.
-
-        Raises:
-            UserError: there are values that are NaN or infinite.
-        """
         found = torch.empty(stop - start)
         for part in self._parts[name]:
             low = max(start, part.start)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
+from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.document import INDEX_NAME
 from launcher.checkpoint.extra import Base, saved_model
 from launcher.checkpoint.pretrained.foreign_weights import ForeignWeights
@@ -30,7 +31,7 @@ from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError, naming
 
 
-class Stored(Protocol):
+class Stored(ReadableWeights, Protocol):
     """Weights in a folder, read on demand."""
 
     @property
@@ -43,16 +44,6 @@ class Stored(Protocol):
 
     def read(self, name: str) -> Tensor:
         """Return a parameter in its shape and stored type."""
-
-    def read_into(self, shard: Shard) -> None:
-        """Fill `shard.data`, of any type on any device, with its range.
-
-        Raises:
-            UserError: it is damaged.
-        """
-
-    def has(self, name: str) -> bool:
-        """Return whether there is such a parameter."""
 
     def base(self) -> Base:
         """Return the identity that a run with adapters beside them records."""

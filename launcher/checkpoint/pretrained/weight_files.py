@@ -20,11 +20,8 @@ from launcher.config.resolve import check_run_folder
 from launcher.util.errors import UserError
 from launcher.util.files import sync
 from launcher.util.flags import require_regular_file
-from launcher.util.hub_cache import fetch_weights
+from launcher.util.hub_cache import INDEX_FILE, SINGLE_FILE, fetch_weights
 from launcher.util.json_file import read_json
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = f"{SINGLE_FILE}.index.json"
 
 _READABLE = ("F32", "BF16", "F16")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

@@ -39,7 +39,7 @@ def sound_record(line: str) -> dict[str, Any] | None:
 
 def with_current_names(record: Mapping[str, Any]) -> dict[str, Any]:
     """Rename fields of earlier versions."""
-    return {old_names.renamed(name): value for name, value in record.items()}
+    return {old_names.RENAMED.get(name, name): value for name, value in record.items()}
 
 
 def fits(record: Mapping[str, Any], kind: type) -> bool:

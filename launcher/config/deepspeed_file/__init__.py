@@ -19,7 +19,7 @@ LONGEST_LINE = 1000
 
 
 def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> RunConfig:
-    """Return the config with the values of its DeepSpeed file.
+    """Return the config, which has a DeepSpeed file, with that file's values.
 
     Args:
         given: the fields that flags or `--config` have set.
@@ -29,8 +29,7 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
         UserError: the file asks for what is not possible, or contradicts what was given.
     """
     path = config.sharding.deepspeed
-    if path is None:
-        return config
+    assert path is not None
     file = read_file(path)
     problems = file.problems
     changes: dict[str, Any] = {}

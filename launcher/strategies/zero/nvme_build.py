@@ -19,7 +19,7 @@ import psutil
 import torch
 
 from launcher.strategies.zero.nvme_folder import file_system
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, tell
 from launcher.util.packages import version_of
 from launcher.util.processes import for_children
 
@@ -134,12 +134,10 @@ def remove_stale_lock(lock: Path) -> None:
     if file_system(lock).startswith(NETWORK_FILE_SYSTEMS):
         newest = max(path.stat().st_mtime for path in lock.parent.iterdir())
         if time.time() - newest < ABANDONED_S:
-            print(
-                f"shardscale: another machine may be building: waiting for {lock}", file=sys.stderr
-            )
+            tell(f"another machine may be building: waiting for {lock}")
             return
     lock.unlink(missing_ok=True)
-    print(f"shardscale: removed {lock}, left by a build that was killed", file=sys.stderr)
+    tell(f"removed {lock}, left by a build that was killed")
 
 
 def held_files() -> set[str]:
@@ -158,10 +156,7 @@ def _versions() -> str:
 
 
 def _build(device_type: str, folder: Path) -> None:
-    print(
-        f"shardscale: building DeepSpeed's asynchronous I/O in {folder}, once: takes minutes",
-        file=sys.stderr,
-    )
+    tell(f"building DeepSpeed's asynchronous I/O in {folder}, once: takes minutes")
     environment = os.environ | for_children()
     if device_type == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
@@ -183,11 +178,11 @@ def _build(device_type: str, folder: Path) -> None:
             # ninja's lines, one per object file.
             if progress := re.match(r"\[(\d+)/(\d+)\] .*-DTORCH_EXTENSION_NAME=(\w+)", line):
                 done, total, op = progress.groups()
-                print(f"shardscale: building {op}: {done} of {total}", file=sys.stderr)
+                tell(f"building {op}: {done} of {total}")
     if build.returncode != 0:
         lines = log.read_text(encoding="utf-8").splitlines()
         errors = [line for line in lines if "error" in line.lower()] or lines[-1:]
         raise UserError(
             f"DeepSpeed's asynchronous I/O could not be built ({errors[0].strip():.200}): see {log}"
         )
-    print(f"shardscale: built in {time.monotonic() - started_s:.0f} s", file=sys.stderr)
+    tell(f"built in {time.monotonic() - started_s:.0f} s")

@@ -7,7 +7,7 @@ partition. States that DeepSpeed has swapped out are read and written in their f
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -107,20 +107,14 @@ def zero_state(engine: Any, shards: ModelShards | None) -> TrainingState:
     return state if shards is None else ModelShardState(state, shards)
 
 
-class _Fragment(NamedTuple):
-    """Elements [start, start + numel) of a parameter lie at `offset` of flat partition `number`."""
-
-    name: str
-    start: int
-    number: int
-    offset: int
-    numel: int
+_Fragments = Callable[[Any, Sequence[Tensor]], Iterator[UpdatedRange]]
+"""(engine, its flat fp32 partitions) -> the range of each parameter in a partition."""
 
 
 class _FragmentedState:
     """`TrainingState` of stages 1, 2 and 3."""
 
-    def __init__(self, engine: Any, fragments: Callable[[Any], Iterator[_Fragment]]) -> None:
+    def __init__(self, engine: Any, fragments: _Fragments) -> None:
         self._engine = engine
         self._outer = engine.optimizer
         self._inner = self._outer.optimizer
@@ -155,9 +149,9 @@ class _FragmentedState:
     def _partitions(self, *, filled: bool) -> Iterator[Shard]:
         """Yield the fragments of every flat tensor of the state; `filled`: with other values before
         the next one is asked for."""
-        fragments = list(self._find_fragments(self._engine))
-        for (number, master), kind in product(enumerate(self._masters), self.kinds):
-            here = [fragment for fragment in fragments if fragment.number == number]
+        fragments = list(self._find_fragments(self._engine, self._masters))
+        for master, kind in product(self._masters, self.kinds):
+            here = [fragment for fragment in fragments if fragment.tensor is master]
             for begin, flat in self._pieces(master, kind, filled=filled):
                 for fragment in here:
                     low = max(fragment.offset, begin)
@@ -203,16 +197,7 @@ class _FragmentedState:
 
     def updated(self) -> Updated:
         """The master weights; DeepSpeed copies from them what is computed with."""
-        ranges = [
-            UpdatedRange(
-                name=fragment.name,
-                start=fragment.start,
-                numel=fragment.numel,
-                tensor=self._masters[fragment.number],
-                offset=fragment.offset,
-            )
-            for fragment in self._find_fragments(self._engine)
-        ]
+        ranges = list(self._find_fragments(self._engine, self._masters))
         return Updated(optimizer=self._inner, ranges=ranges)
 
     def counters(self) -> dict[str, float]:
@@ -231,16 +216,19 @@ class _FragmentedState:
                     self._outer._reassign_or_swap_out_partitioned_parameters(number)
 
 
-def _fragments(engine: Any) -> Iterator[_Fragment]:
+def _fragments(engine: Any, masters: Sequence[Tensor]) -> Iterator[UpdatedRange]:
     """Stages 1 and 2: the flat group is partitioned between ranks, anywhere in a parameter."""
     for name, parameter in engine.module.named_parameters():
         mapping = getattr(parameter, "_hp_mapping", None)  # none of what is frozen
         if mapping is not None:
             start, held = mapping.lp_fragment_address.start, mapping.hp_fragment_address
-            yield _Fragment(name, start, mapping.param_group_index, held.start, held.numel)
+            tensor = masters[mapping.param_group_index]
+            yield UpdatedRange(
+                name=name, start=start, numel=held.numel, tensor=tensor, offset=held.start
+            )
 
 
-def _slices(engine: Any) -> Iterator[_Fragment]:
+def _slices(engine: Any, masters: Sequence[Tensor]) -> Iterator[UpdatedRange]:
     """Stage 3: every parameter is partitioned into equal slices, the last one padded."""
     outer = engine.optimizer
     for name, parameter in engine.module.named_parameters():
@@ -249,4 +237,5 @@ def _slices(engine: Any) -> Iterator[_Fragment]:
         number, offset, slice_elements = outer.grad_position[outer.get_param_id(parameter)]
         start = outer._get_param_partition_rank(parameter) * parameter.ds_tensor.ds_numel
         numel = max(0, min(slice_elements, parameter.ds_numel - start))
-        yield _Fragment(name, start, number, offset, numel)
+        tensor = masters[number]
+        yield UpdatedRange(name=name, start=start, numel=numel, tensor=tensor, offset=offset)

@@ -8,7 +8,7 @@ from launcher.checkpoint.pretrained.loading import Source, Vocabulary
 from launcher.data.chat import ChatTemplate
 from launcher.model.foreign.decoder import ForeignDecoder
 from launcher.model.gpt import GPT
-from launcher.run.sampling import Sampling, TokenSampler
+from launcher.run.sampling import Sampling, token_sampler
 from launcher.tools.generate.decoding import Completion, complete
 from launcher.util.errors import UserError
 
@@ -55,7 +55,7 @@ class Chat:
     def __post_init__(self) -> None:
         ends = {*self.known.ends, *self.template.turn_ends()}
         self.known = replace(self.known, ends=ends)
-        self._choose = TokenSampler(self.sampling, self.seed)
+        self._choose = token_sampler(self.sampling, self.seed)
 
     def answer(self, text: str, show: Callable[[str], None]) -> Completion:
         """Return the answer to a user's turn, passing its text to `show` as it comes.

@@ -18,7 +18,7 @@ from launcher.checkpoint.pretrained.loading import (
 )
 from launcher.data.formats import read_jsonl
 from launcher.model.config import ModelConfig
-from launcher.run.sampling import TokenSampler
+from launcher.run.sampling import token_sampler
 from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.generate.decoding import Completion, complete
 from launcher.util.errors import UserError
@@ -51,7 +51,7 @@ def generate(options: GenerateOptions) -> None:
             known,
             tokens,
             most=most,
-            choose=TokenSampler(sampling, options.seed + number),
+            choose=token_sampler(sampling, options.seed + number),
             stops=options.stop,
             show=start_stream(text, number) if live else lambda _: None,
         )

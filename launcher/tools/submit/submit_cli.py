@@ -159,9 +159,13 @@ def _check_training(job: Job) -> Path | None:
     with loading():
         from launcher.config.resolve import check_run_folder, resolve
         from launcher.data.sources import find_source
-        from launcher.run.prepare import check_init_from, compiled_before, with_recipe
+        from launcher.run.prepare import (
+            check_init_from,
+            check_weights_source,
+            saved_by,
+            with_recipe,
+        )
         from launcher.run.resume import find_resume
-        from launcher.run.weights_source import check_weights_source
 
     config = parse_run_config(job.arguments, world_size=job.world_size)
     named = config.loop.out
@@ -169,13 +173,14 @@ def _check_training(job: Job) -> Path | None:
     job.check_device(config.loop.device)
     device_type = "cuda" if job.gpus_per_node else "cpu"
     resume = find_resume(config.loop, {})
-    check_weights_source(config, resume.source)
-    config, _ = with_recipe(config, resume.source)
+    saved = saved_by(resume.source)
+    check_weights_source(config, saved)
+    config, _ = with_recipe(config, saved)
     resolved = resolve(
         config,
         world_size=job.world_size,
         device_type=device_type,
-        compiled_before=compiled_before(resume.source),
+        compiled_before=saved.get("config", {}).get("compile"),
     )
     if resume.source is None:
         check_init_from(resolved)

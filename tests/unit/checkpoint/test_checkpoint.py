@@ -80,8 +80,7 @@ def test_a_fresh_engine_becomes_the_saved_one(engine: NativeEngine, folder: Path
     assert saved is not None
     assert saved.path == folder / "step-00000003"
     fresh = new_engine(seed=9)
-    loaded = Checkpointer(folder).load("auto", fresh)
-    assert loaded is not None
+    loaded = Checkpointer(folder).load(folder, fresh)
     assert loaded.checkpoint.step == 3
     assert loaded.checkpoint.extra == {"position": 24}
     assert loaded.rng_restored
@@ -119,7 +118,7 @@ def test_before_the_first_step_there_is_nothing_lost_either(folder: Path) -> Non
     untouched, saved_first = new_engine(), new_engine()
     Checkpointer(folder).save(0, saved_first, {})
     fresh = new_engine(seed=9)
-    Checkpointer(folder).load("auto", fresh)
+    Checkpointer(folder).load(folder, fresh)
     expected = train(untouched, 3)
     assert train(saved_first, 3) == expected
     assert train(fresh, 3) == expected
@@ -170,7 +169,7 @@ def test_an_asynchronous_save_holds_the_moment_of_the_call(
     assert saved is not None
     assert checkpointer.wait() is None
     fresh = new_engine(seed=9)
-    checkpointer.load("auto", fresh)
+    checkpointer.load(checkpointer.folder.path, fresh)
     assert same(values(fresh), at_save)
 
 
@@ -196,7 +195,7 @@ def test_an_asynchronous_save_stages_in_bounded_blocks(
     elements = 3 * sum(p.numel() for p in engine._module.parameters())
     assert made == [1000] * (elements // 1000) + [elements % 1000]
     fresh = new_engine(seed=9)
-    Checkpointer(folder).load("auto", fresh)
+    Checkpointer(folder).load(folder, fresh)
     assert same(values(fresh), values(engine))
 
 
@@ -220,7 +219,7 @@ def test_memory_stays_below_one_tensor_more(folder: Path) -> None:
         del engine
         fresh = new_engine(seed=9, vocab_size=150_000)
         trace.reset_peak()
-        Checkpointer(folder).load("auto", fresh)
+        Checkpointer(folder).load(folder, fresh)
         assert trace.peak_bytes() - trace.current_bytes < largest_bytes * 1.01
 
 
@@ -280,8 +279,7 @@ def test_from_a_gpu_to_a_gpu_and_to_a_cpu(folder: Path, asynchronous: bool) -> N
     checkpointer.wait()
     for device in ("cuda", "cpu"):
         fresh = new_engine(seed=9, device=device)
-        loaded = checkpointer.load("auto", fresh)
-        assert loaded is not None
+        loaded = checkpointer.load(checkpointer.folder.path, fresh)
         assert loaded.rng_restored
         assert all(torch.equal(v.cpu(), at_save[k].cpu()) for k, v in values(fresh).items())
 
@@ -324,7 +322,8 @@ def test_the_same_step_again_is_there_at_every_moment(
 def test_sources(engine: NativeEngine, tmp_path: Path) -> None:
     run = tmp_path / "run"
     checkpointer = Checkpointer(run / "checkpoints")
-    assert checkpointer.load("auto", new_engine()) is None
+    with pytest.raises(UserError, match="does not exist"):
+        checkpointer.load(run, new_engine())
     for step in (3, 4):
         checkpointer.save(step, engine, {})
     elsewhere = Checkpointer(tmp_path / "other")
@@ -334,7 +333,6 @@ def test_sources(engine: NativeEngine, tmp_path: Path) -> None:
         (run / "checkpoints" / "step-00000003", 3),
     ):
         loaded = elsewhere.load(source, new_engine())
-        assert loaded is not None
         assert loaded.checkpoint.step == step
     with pytest.raises(UserError, match="holds no checkpoint"):
         elsewhere.load(tmp_path, new_engine())
@@ -347,9 +345,9 @@ def test_another_model_is_refused(engine: NativeEngine, folder: Path) -> None:
     checkpointer.save(3, engine, {})
     wanted = r"wte.weight is \[50, 16\] there and \[51, 16\] in this run's model; give the same"
     with pytest.raises(UserError, match=wanted):
-        checkpointer.load("auto", new_engine(vocab_size=51))
+        checkpointer.load(checkpointer.folder.path, new_engine(vocab_size=51))
     with pytest.raises(UserError, match=r"head.weight is absent there and \[50, 16\] in"):
-        checkpointer.load("auto", new_engine(tied=False))
+        checkpointer.load(checkpointer.folder.path, new_engine(tied=False))
 
 
 def test_another_optimizer_is_refused(engine: NativeEngine, folder: Path) -> None:
@@ -357,7 +355,7 @@ def test_another_optimizer_is_refused(engine: NativeEngine, folder: Path) -> Non
     other = new_engine()
     other._optimizer = torch.optim.SGD(other._module.parameters(), lr=0.1, momentum=0.9)
     with pytest.raises(UserError, match="exp_avg, exp_avg_sq and this run's optimizer has mom"):
-        Checkpointer(folder).load("auto", other)
+        Checkpointer(folder).load(folder, other)
 
 
 def test_dropout_goes_on_with_the_same_masks(folder: Path) -> None:
@@ -367,7 +365,7 @@ def test_dropout_goes_on_with_the_same_masks(folder: Path) -> None:
     expected = train(engine, 3, seed=1)
     fresh = new_engine(seed=9, dropout=0.5)
     train(fresh, 1)
-    Checkpointer(folder).load("auto", fresh)
+    Checkpointer(folder).load(folder, fresh)
     assert train(fresh, 3, seed=1) == expected
 
 
@@ -401,7 +399,7 @@ def test_no_room_is_loud_and_harmless(
     largest_file(resource.RLIM_INFINITY)
     assert sorted(entry.name for entry in folder.iterdir()) == ["latest", "step-00000003"]
     fresh = new_engine(seed=9)
-    assert checkpointer.load("auto", fresh) is not None
+    checkpointer.load(checkpointer.folder.path, fresh)
     assert same(values(fresh), kept)
     save()  # and the next one works
     assert checkpointer.folder.latest() == folder / "step-00000004"
@@ -442,8 +440,7 @@ def test_killed_while_saving(engine: NativeEngine, folder: Path, moment: str) ->
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     fresh = new_engine(seed=9)
-    loaded = Checkpointer(folder).load("auto", fresh)
-    assert loaded is not None
+    loaded = Checkpointer(folder).load(folder, fresh)
     assert loaded.passed_over == ()
     complete = moment == "before the pointer"
     assert loaded.checkpoint.step == (4 if complete else 3)
@@ -482,10 +479,9 @@ def test_more_files_than_a_process_may_open(folder: Path) -> None:
         with RangeReader(Checkpoint.open(path)) as reader:
             reader.check()
         fresh = new_engine(seed=9, layers=8)
-        loaded = Checkpointer(folder).load("auto", fresh)
+        loaded = Checkpointer(folder).load(folder, fresh)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert loaded is not None
     assert loaded.passed_over == ()
     assert same(values(fresh), values(engine))
 
@@ -497,7 +493,7 @@ def test_a_longer_context_keeps_what_was_learnt(folder: Path) -> None:
     Checkpointer(folder).save(3, short, {})
     longer, untouched = new_engine(seed=9, context=12), new_engine(seed=9, context=12)
     train(untouched, 0)
-    Checkpointer(folder).load("auto", longer)
+    Checkpointer(folder).load(folder, longer)
     before, after, fresh = values(short), values(longer), dict(untouched._module.named_parameters())
     rows = after["wpe.weight:param"]
     assert torch.equal(rows[:8], before["wpe.weight:param"])
@@ -510,4 +506,4 @@ def test_a_longer_context_keeps_what_was_learnt(folder: Path) -> None:
     assert all(torch.equal(after[key], before[key]) for key in others)
     Checkpointer(folder).save(4, longer, {})
     with pytest.raises(UserError, match=r"wpe.weight is \[12, 16\] there and \[8, 16\] in this"):
-        Checkpointer(folder).load("auto", short)
+        Checkpointer(folder).load(folder, short)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint, staging
 from launcher.checkpoint.document import digest
-from launcher.checkpoint.index import Range, RankFile
+from launcher.checkpoint.geometry import Range
+from launcher.checkpoint.index import RankFile
 from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.checkpoint.rank_files import RangeReader, write_shards
@@ -545,7 +546,7 @@ def test_an_engine_goes_on_from_columns(
     assert saved is not None
     with_gaps = any("run" in entry for entry in entries_of(saved.path))
     assert with_gaps == (saver is ByColumns)  # also where blocks end inside runs
-    assert checkpointer.load("auto", loading) is not None
+    checkpointer.load(checkpointer.folder.path, loading)
     wholes = [NativeEngine.training_state(engine).saved() for engine in engines]
     for mine, other in zip(*wholes, strict=True):
         assert torch.equal(mine.data, other.data), (mine.name, mine.kind)

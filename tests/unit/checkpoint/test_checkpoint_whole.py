@@ -41,7 +41,7 @@ def extra(config: RunConfig) -> dict[str, Any]:
 def test_a_whole_one_is_saved_and_loaded(tmp_path: Path, name: str) -> None:
     config = RunConfig().replace(**CHOICES[name])
     assert Checkpointer(tmp_path).save(1, new_engine(config), extra(config)) is not None
-    assert Checkpointer(tmp_path).load("auto", new_engine(config)) is not None
+    Checkpointer(tmp_path).load(tmp_path, new_engine(config))
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -106,8 +106,7 @@ def test_what_is_not_whole_is_not_published(
     with pytest.raises(SaveError, match=rf"step 2 could not be saved: the training state {what}"):
         save()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000001"]
-    loaded = Checkpointer(tmp_path).load("auto", new_engine(said))
-    assert loaded is not None
+    loaded = Checkpointer(tmp_path).load(tmp_path, new_engine(said))
     assert loaded.passed_over == ()
 
 
@@ -124,8 +123,7 @@ def test_one_of_an_earlier_version_is_passed_over(tmp_path: Path, defect: str) -
     document["content"]["extra"] = extra(said)
     document["sha256"] = _digest(document["content"])
     index.write_text(json.dumps(document))
-    loaded = Checkpointer(tmp_path).load("auto", new_engine(said))
-    assert loaded is not None
+    loaded = Checkpointer(tmp_path).load(tmp_path, new_engine(said))
     assert loaded.checkpoint.step == 1
     (reason,) = loaded.passed_over
     assert what in reason

@@ -15,7 +15,7 @@ from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.optim.choice import OptimChoice, learning_rate
 from launcher.parallel.world import start
-from launcher.run.prepare import Prepared, compiled_before, prepare
+from launcher.run.prepare import Prepared, prepare, saved_by
 from launcher.run.provenance import differences
 from launcher.run.saves import run_entries
 from launcher.train import build_engine
@@ -142,8 +142,8 @@ def test_a_resume_keeps_what_the_run_had(base: Path, text: Path, tmp_path: Path)
     low = saved(tmp_path / "low", prepared(text, *MODEL, *BYTE, "--precision=bf16"))
     found = prepared(text, *MODEL, *BYTE, f"--resume={low}")
     assert found.resolved.config.optim.precision == "bf16"  # where a CPU would begin in fp32
-    assert compiled_before(low) is False
-    assert compiled_before(None) is None
+    assert saved_by(low)["config"]["compile"] is False
+    assert saved_by(None) == {}
 
     found = prepared(text, *MODEL, *BYTE, f"--resume={run}", "--lr=1e-3", "--warmup-steps=0.5")
     assert recipe(found.resolved.config) == expected | {"lr": 1e-3, "warmup_steps": 0.5}

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.checkpoint.extra import Extra
 from launcher.config.arguments import parse_run_config, with_micro_batch
 from launcher.config.resolve import resolve
 from launcher.config.schema import AutoMicroBatch, RunConfig
@@ -21,7 +22,6 @@ from launcher.forecast import micro_batch, trials
 from launcher.forecast.fit import Room, needed_bytes
 from launcher.forecast.micro_batch import estimate, largest, plan_micro_batch, sizes_of
 from launcher.forecast.micro_batch_cache import MicroBatchCache
-from launcher.run import provenance
 from launcher.run.prepare import with_saved_micro_batch
 from launcher.util.errors import UserError
 from launcher.util.sizes import GIB
@@ -118,15 +118,13 @@ def test_where_no_gpu_answers_the_run_starts_all_the_same(
 
 @pytest.mark.parametrize(("saved", "ranks", "size"), [(4, 2, 4), (4, 8, 8), (None, 2, 8)])
 def test_a_resumed_run_keeps_its_micro_batch_where_it_divides(
-    saved: int | None, ranks: int, size: int, monkeypatch: pytest.MonkeyPatch
+    saved: int | None, ranks: int, size: int
 ) -> None:
-    extra = None if saved is None else {"config": {"micro_batch": saved}}
-    monkeypatch.setattr(provenance, "newest_extra", lambda source: extra)
+    extra: Extra = {} if saved is None else {"config": {"micro_batch": saved}}
     config = RunConfig().replace(global_batch=16)
-    kept = with_saved_micro_batch(config, Path("run"), world_size=ranks)
+    kept = with_saved_micro_batch(config, extra, world_size=ranks)
     assert kept.data.micro_batch == size
     assert kept.data.leaves_micro_batch_open == (size == 8)
-    assert with_saved_micro_batch(config, None, world_size=ranks) is config
 
 
 @pytest.mark.parametrize("room", [50, 101, 2_000, 10_000, 10**9])

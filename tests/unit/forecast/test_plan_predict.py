@@ -61,7 +61,7 @@ def measured(resolved: Resolved) -> tuple[dict[tuple[str, str], int], int]:
                 for _ in range(resolved.accumulation)
             ]
             train_step(engine, batch, 1e-3, phase=memory.phase)
-        return memory.peaks(), engine.count_states().ledger(world.device).device.states_bytes
+        return memory.peaks, engine.count_states().ledger(world.device).device.states_bytes
 
 
 @pytest.mark.parametrize(

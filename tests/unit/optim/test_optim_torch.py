@@ -256,7 +256,6 @@ def test_trains_as_in_a_plain_loop(
     if scale is not None:
         engine.set_loss_scale(scale)
     loaded = Checkpointer(tmp_path).load(tmp_path, engine)
-    assert loaded is not None
     losses += trained_on(engine, resolved, HALF + 1, STEPS)
     assert losses == pytest.approx(expected, rel=case.tolerance)
     # As the command that resumes it compares them.

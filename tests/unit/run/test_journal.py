@@ -481,7 +481,7 @@ def test_a_reopened_folder_keeps_what_the_first_life_left(tmp_path: Path) -> Non
 
 def test_times_of_steps_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.measure.phases.LATEST_STEPS", 4)
-    times = StepTimes(warmup=2)
+    times = StepTimes()
     for step in range(1, 11):
         times.add(PhaseTimes(data_s=1, forward_s=2, backward_s=3, step_s=4, duration_s=step))
     assert (times.count, times.steady) == (10, 8)

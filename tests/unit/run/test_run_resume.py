@@ -17,11 +17,11 @@ from launcher.run import run_folder
 from launcher.run.resume import (
     AUTO,
     Resume,
-    _sees,
     agent_id,
     check_launch,
     ended_out_of_memory,
     find_resume,
+    has_our_run,
     launch_record,
 )
 from launcher.run.run_folder import RunFolder
@@ -252,8 +252,8 @@ def test_a_task_of_slurm_that_sees_its_own_gpu_only(
 
 
 def test_an_earlier_run_on_a_nodes_own_disk_is_not_the_shared_folder(tmp_path: Path) -> None:
-    assert not _sees(tmp_path / "none")
+    assert not has_our_run(tmp_path / "none")
     for agent, seen in (("another 1 2", False), (agent_id(), True)):
         run = tmp_path / agent
         RunFolder(run).begin({}, reopens=False, launch=launch_record([agent]))
-        assert _sees(run) == seen
+        assert has_our_run(run) == seen

@@ -15,7 +15,7 @@ from launcher.config.families.base import spelled_out
 from launcher.model.config import ModelConfig
 from launcher.model.decode import Cache, continuation
 from launcher.model.gpt import GPT
-from launcher.run.sampling import Sampling, TokenSampler, probabilities
+from launcher.run.sampling import Sampling, probabilities, token_sampler
 from launcher.util.errors import UserError
 
 VOCABULARY, CONTEXT, PROMPT, MOST = 97, 160, 17, 100
@@ -222,7 +222,7 @@ def test_a_tiny_temperature_is_greedy_and_no_nan() -> None:
 
 
 def test_what_is_drawn_has_the_distribution() -> None:
-    sampler = TokenSampler(Sampling(temperature=1.0, top_k=4), seed=5)
+    sampler = token_sampler(Sampling(temperature=1.0, top_k=4), seed=5)
     drawn = torch.tensor([sampler(LOGITS) for _ in range(4_000)])
     expected = probabilities(LOGITS, Sampling(temperature=1.0, top_k=4))
     torch.testing.assert_close(drawn.bincount(minlength=6) / 4_000, expected, rtol=0, atol=0.03)
@@ -232,7 +232,7 @@ def test_a_seed_reproduces_and_another_does_not() -> None:
     model = GPT(FAMILIES["llama"]).eval()
 
     def drawn(seed: int) -> list[int]:
-        sampler = TokenSampler(Sampling(temperature=1.0), seed)
+        sampler = token_sampler(Sampling(temperature=1.0), seed)
         return list(continuation(model, prompt().tolist(), sampler, most=30))
 
     before = torch.random.get_rng_state()
