@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
 from launcher.forecast.assess import _step_time
 from launcher.forecast.calibration import Calibration
+from launcher.forecast.cluster import Cluster
 from launcher.forecast.collectives import (
     Group,
     TimedTransfer,
@@ -292,8 +292,13 @@ def test_hybrid_reduces_shards_across_replicas() -> None:
 
 def test_what_runs_here_have_taught_scales_all_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Calibration, "time_ratio", lambda *of_the_run: 0.5)
-    cluster: Any = SimpleNamespace(
-        world_size=8, ranks_per_node=8, machine=LINKS_ONLY, calibration=Calibration({}, Path())
+    cluster = Cluster(
+        machine=LINKS_ONLY,
+        world_size=8,
+        ranks_per_node=8,
+        memory_bytes=2**34,
+        calibration=Calibration({}, Path()),
+        fixed_bytes=0,
     )
     run = resolved(zero=2)
     scaled, published = dataclasses.asdict(_step_time(run, cluster)), predict(zero=2)

@@ -103,7 +103,13 @@ CASES = [
         flags={"moments_dtype": "bf16"},
         tolerance=5e-6,
     ),
-    Case(name="adamw8bit", reference=theirs.in_8_bits, flags={"optimizer": "adamw8bit"}),
+    # With another number of threads sums round otherwise, and a byte of a moment with them.
+    Case(
+        name="adamw8bit",
+        reference=theirs.in_8_bits,
+        flags={"optimizer": "adamw8bit"},
+        tolerance=5e-6,
+    ),
     # It scales by the largest magnitude without a sign, and rounds small second moments to 0.
     Case(
         name="adamw8bit-bitsandbytes",
