@@ -126,23 +126,10 @@ def rehearse(options: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         settings["steps"] = max(settings["steps"], stage.steps + 1)
         unlimited = _run(command, [large] * gpus, inner, settings, alone)
     whole = unlimited or stage
-    complete = bool(whole.ranks) and len(whole.recordings) == len(whole.ranks)
-    cards: list[CardFit] = []
-    # A program that failed would have needed more, and one that caught it may need what there is.
-    if whole.ended_well and complete and not whole.caught:
-        cards = on_every_gpu(
-            list(whole.recordings.values()),
-            world_size=stage.world_size,
-            others_bytes=whole.others_bytes,
-        )
     seconds = {
         rank: step_seconds(timeline, machine_of(gpu.name, gpus, topology))
         for rank, timeline in whole.timelines.items()
     }
-    # the slowest rank sets the pace of all
-    if (slowest := _slowest(seconds)) is not None:
-        timeline = whole.timelines[slowest]
-        cards = [_timed(card, timeline, gpus, topology) for card in cards]
     if options.snapshot is not None:
         _save_snapshot(whole, options.snapshot)
     return Rehearsal(
@@ -150,9 +137,32 @@ def rehearse(options: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         gpus=gpus,
         stage=stage,
         unlimited=unlimited,
-        cards=cards,
+        cards=_cards(stage, whole, seconds, gpus, topology),
         seconds=seconds,
     )
+
+
+def _cards(
+    stage: Stage,
+    whole: Stage,
+    seconds: Mapping[int, StepSeconds],
+    gpus: int,
+    topology: Mapping[str, float],
+) -> list[CardFit]:
+    """Return what was recorded on every GPU of the table; nothing where some of it is missing."""
+    complete = bool(whole.ranks) and len(whole.recordings) == len(whole.ranks)
+    # A program that failed would have needed more, and one that caught it may need what there is.
+    if not whole.ended_well or not complete or whole.caught:
+        return []
+    cards = on_every_gpu(
+        list(whole.recordings.values()),
+        world_size=stage.world_size,
+        others_bytes=whole.others_bytes,
+    )
+    # the slowest rank sets the pace of all
+    if (slowest := _slowest(seconds)) is None:
+        return cards
+    return [_timed(card, whole.timelines[slowest], gpus, topology) for card in cards]
 
 
 def _timed(card: CardFit, timeline: Timeline, gpus: int, topology: Mapping[str, float]) -> CardFit:

@@ -194,7 +194,7 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
         {"bf16": {"mixed": "bf16"}, "fp16": {"mixed": "fp16"}, "fp8": {"mixed": "fp8"}, "no": {}}
     ),
     "use_fsdp": when(strategy="fsdp"),
-    **{f"fsdp_{name}": reader for name, reader in FSDP_SECTION.items()},
+    **{f"fsdp_{name}": reader for name, reader in _FSDP_READERS.items()},
     "offload_optimizer_device": device("offload_optimizer"),
     "offload_param_device": device("offload_param"),
     "zero_stage": stage,
@@ -202,7 +202,7 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "deepspeed_config_file": text("companion deepspeed"),
     "multi_gpu": when(),
 }
-LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in FSDP_NO_EFFECT.split()) + (
+LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.split()) + (
     " rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
     "machine_rank max_restarts monitor_interval module dynamo_backend local_ranks_filter tee "
     "log_dir role hostfile include exclude"
