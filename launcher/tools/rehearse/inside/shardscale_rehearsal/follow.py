@@ -52,21 +52,23 @@ class Follow(TorchDispatchMode):
         # before the call, which may change its arguments in place
         host = tree_map(self._on_host, arguments)
         known = all(self._on_host(tensor) is not None for tensor in _on_device(arguments))
-        if known and not DEPENDS_ON_VALUES.isdisjoint(func.tags) and _on_device(arguments):
-            device = _on_device(arguments)[0].device
-            return tree_map(lambda one: _like(device, one), _on_the_host(func, host))
+        on_device = _on_device(arguments)
+        if known and on_device and not DEPENDS_ON_VALUES.isdisjoint(func.tags):
+            if (computed := _on_the_host(func, host)) is not None:
+                return tree_map(lambda one: _like(on_device[0].device, one), computed)
         launches = self._library.device_launches()
         results = func(*arguments[0], **arguments[1])
         launched = self._library.device_launches() != launches
         writes = func._schema.is_mutable
-        outputs = [tensor for tensor in _on_device(results) if writes or not func.is_view]
-        if not outputs:
+        if func.is_view and not writes:
             return results
-        values: list[Any] = [None] * len(outputs)
+        leaves = tree_leaves(results)
         random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name()
-        if known and not random:
-            values = [t for t in tree_leaves(_on_the_host(func, host)) if torch.is_tensor(t)]
-        for index, tensor in enumerate(outputs):
+        computed = _on_the_host(func, host) if known and not random else None
+        values = [None] * len(leaves) if computed is None else tree_leaves(computed)
+        for index, tensor in enumerate(leaves):
+            if not (torch.is_tensor(tensor) and tensor.is_cuda):
+                continue
             its = values[index]
             if launched:  # of a copy or a message the library itself knows
                 self._set_values(tensor, its)
@@ -105,7 +107,10 @@ def _on_device(tree: Any) -> list[Any]:
 
 
 def _on_the_host(func: Any, arguments: Any) -> Any:
-    """Run an operator apart from the modes of the program's thread, as nothing of its own."""
+    """Run an operator apart from the modes of the program's thread, as nothing of its own; None for
+    one that only a device has, such as a message."""
+    if func.namespace != "aten" or func.overloadpacket is torch.ops.aten.resize_:
+        return None
     with _disable_current_modes():
         return func(*arguments[0], **arguments[1])
 
