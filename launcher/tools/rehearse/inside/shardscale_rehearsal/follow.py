@@ -53,9 +53,9 @@ class Follow(TorchDispatchMode):
         host = tree_map(self._on_host, arguments)
         known = all(self._on_host(tensor) is not None for tensor in _on_device(arguments))
         on_device = _on_device(arguments)
-        if known and on_device and not DEPENDS_ON_VALUES.isdisjoint(func.tags):
-            if (computed := _on_the_host(func, host)) is not None:
-                return tree_map(lambda one: _like(on_device[0].device, one), computed)
+        sized = known and on_device and not DEPENDS_ON_VALUES.isdisjoint(func.tags)
+        if sized and (computed := _on_the_host(func, host)) is not None:
+            return tree_map(lambda one: _like(on_device[0].device, one), computed)
         launches = self._library.device_launches()
         results = func(*arguments[0], **arguments[1])
         launched = self._library.device_launches() != launches
@@ -108,7 +108,7 @@ def _on_device(tree: Any) -> list[Any]:
 
 def _on_the_host(func: Any, arguments: Any) -> Any:
     """Run an operator apart from the modes of the program's thread, as nothing of its own; None for
-    one that only a device has, such as a message."""
+    one that is not to be had here: a message, or more room in memory that does not grow."""
     if func.namespace != "aten" or func.overloadpacket is torch.ops.aten.resize_:
         return None
     with _disable_current_modes():
