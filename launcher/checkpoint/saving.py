@@ -19,7 +19,7 @@ from launcher.util.errors import Failure, UserError
 
 T = TypeVar("T")
 TIMEOUT = datetime.timedelta(minutes=30)
-"""How long ranks wait for each other; a save takes at most this."""
+"""Limit of the ranks' waits for each other, and so of a save."""
 
 
 class SaveError(Failure):

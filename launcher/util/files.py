@@ -136,7 +136,7 @@ class FolderLock:
         """Describe the living run that has locked the folder, if any.
 
         Raises:
-            OSError: nobody can tell, as on a file system without locks.
+            OSError: that cannot be known, as on a file system without locks.
         """
         import fcntl
 

@@ -134,7 +134,7 @@ def test_usr1_saves_and_ends_as_preempted(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_stopped_saves_before_it_evaluates(text: Path, tmp_path: Path) -> None:
-    """Which takes minutes on a large model, and a scheduler may give it half of one."""
+    """An evaluation takes minutes on a large model, and a scheduler may give half of one."""
     out = tmp_path / "run"
     code, _ = stopped_by_usr1(text, out, "--eval-every=1")
     assert code == 5

@@ -1,4 +1,4 @@
-"""What a run's checkpoints record of where its weights come from."""
+"""The source of weights that the checkpoints of a run record."""
 
 import contextlib
 from pathlib import Path

@@ -51,11 +51,11 @@ class Follow(TorchDispatchMode):
             return NotImplemented  # it will call the operators of its parts
         # before the call, which may change its arguments in place
         host = tree_map(self._on_host, arguments)
-        known = all(self._on_host(tensor) is not None for tensor in _on_device(arguments))
-        on_device = _on_device(arguments)
-        sized = known and on_device and not DEPENDS_ON_VALUES.isdisjoint(func.tags)
+        inputs = _on_device(arguments)
+        known = all(self._on_host(tensor) is not None for tensor in inputs)
+        sized = known and inputs and not DEPENDS_ON_VALUES.isdisjoint(func.tags)
         if sized and (computed := _on_the_host(func, host)) is not None:
-            return tree_map(lambda one: _like(on_device[0].device, one), computed)
+            return tree_map(lambda one: _like(inputs[0].device, one), computed)
         launches = self._library.device_launches()
         results = func(*arguments[0], **arguments[1])
         launched = self._library.device_launches() != launches

@@ -6,8 +6,8 @@ from typing import Any
 
 
 class Compiled:
-    """What a hook sets here while torch.compile traces it is set again behind each run of the
-    compiled code."""
+    """Attributes that hooks set while torch.compile traces them: it makes setting them a part of
+    the compiled code, so each run sets them again."""
 
     optimizer: Any = None
     """The optimizer that has stepped."""
