@@ -27,7 +27,7 @@ _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": 8},
     "mixtral": {"num_local_experts": 4, **_EXPERTS},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, **_EXPERTS},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 3, "moe_intermediate_size": 16, **_EXPERTS},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},  # without a router loss
     "gpt_oss": {
         **{"head_dim": 8, "num_local_experts": 4, "sliding_window": 8, **_EXPERTS},
@@ -76,7 +76,7 @@ _MORE_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 8},
     "granitemoe": {"num_local_experts": 4, **_EXPERTS},
     "qwen2_moe": {
-        **{"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+        **{"num_experts": 3, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
         **_EXPERTS,
     },
     "deepseek_v2": {

@@ -13,7 +13,7 @@ from launcher.optim.entry import COUNTER_BYTES, OptimizerCosts, OptimizerEntry, 
 
 
 class Adafactor(torch.optim.Adafactor):
-    """torch's Adafactor (Shazeer & Stern 2018) with an update that works on row-sharded DTensors.
+    """torch's Adafactor (Shazeer & Stern 2018) with an update that works on sharded DTensors.
 
     torch's own fails on them (in-place squares of partial norms), and reads two norms per parameter
     back from the device. The column factor of a row-sharded matrix is a sum over all ranks: [1, n]
@@ -47,10 +47,8 @@ class Adafactor(torch.optim.Adafactor):
         if "variance" in state:
             estimate = state["variance"].clone()
         else:
-            row_mean = state["row_var"].sum(-2, keepdim=True) / parameter.shape[-2]
-            if parameter.dim() == 2:
-                row_mean = _replicated(row_mean)
-            estimate = state["row_var"] @ state["col_var"] / row_mean.clamp(min=smallest)
+            row_mean = _summed(state["row_var"].sum(-2, keepdim=True) / parameter.shape[-2])
+            estimate = state["row_var"] * state["col_var"] / row_mean.clamp(min=smallest)
         # squared, since the root follows: as in torch
         update = estimate.clamp_(min=smallest**2).rsqrt_().mul_(gradient)
         # relative to the weight's root mean square before its decay, as in torch
@@ -69,20 +67,19 @@ def _means(square: Tensor) -> dict[str, Tensor]:
     if not _is_factored(square.shape):
         return {"variance": square}
     # Sums first: ranks hold different numbers of rows.
-    columns = square.sum(-2, keepdim=True) / square.shape[-2]
     return {
-        "row_var": square.sum(-1, keepdim=True) / square.shape[-1],
-        # Of matrices that are one parameter, a rank has whole ones.
-        "col_var": _replicated(columns) if square.dim() == 2 else columns,
+        "row_var": _summed(square.sum(-1, keepdim=True) / square.shape[-1]),
+        "col_var": _summed(square.sum(-2, keepdim=True) / square.shape[-2]),
     }
 
 
 def _rms(tensor: Tensor) -> Tensor:
-    return _replicated(tensor.float().square().sum() / tensor.numel()).sqrt()
+    return _summed(tensor.float().square().sum() / tensor.numel()).sqrt()
 
 
-def _replicated(tensor: Tensor) -> Tensor:
-    if not is_dtensor(tensor):
+def _summed(tensor: Tensor) -> Tensor:
+    """Sum up what each rank has summed of its shard, where the sum was along what is divided."""
+    if not is_dtensor(tensor) or not any(each.is_partial() for each in tensor.placements):
         return tensor
     from torch.distributed.tensor import Replicate
 

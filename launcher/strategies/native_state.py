@@ -2,8 +2,9 @@
 hold tensor-parallel shards of a model."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from launcher.optim.dtensor import is_dtensor
 from launcher.parallel.model_parallel import ModelShards
+from launcher.parallel.tensor.shards import ParameterShard
 from launcher.strategies.flat_shards import (
     PARAM,
     OwnShapes,
@@ -80,29 +82,30 @@ class NativeState:
 
     def saved(self) -> Iterator[Shard]:
         """An even part of each range per rank that holds a copy of it."""
-        for shard, copy, copies in self._held(filled=False):
-            begin, end = even_part(shard.data.numel(), copy, copies)
-            yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
+        for part, copy, copies in self._held(filled=False):
+            begin, end = even_part(part.data.numel(), copy, copies)
+            yield from part.shards(begin, end)
 
     def loaded(self) -> Iterator[Shard]:
         """Yield all ranges that this rank holds."""
-        for shard, _, _ in self._held(filled=True):
-            yield shard
+        for part, _, _ in self._held(filled=True):
+            yield from part.shards(0, part.data.numel())
 
     def frozen(self) -> Iterator[Shard]:
         """The local ranges of frozen parameters."""
         for name, parameter in self._frozen.items():
-            data, start, _, _ = _local_range(parameter, self._copies)
-            yield Shard(name=name, kind=PARAM, start=start, data=data)
+            data, cut, _, _ = _local_part(parameter, self._copies)
+            yield from _Part(name, PARAM, data, cut).shards(0, data.numel())
 
     def updated(self) -> Updated:
         """The parameters themselves."""
         ranges = []
         for name, parameter in self._parameters.items():
-            data, start, _, _ = _local_range(parameter, self._copies)
-            ranges.append(
-                UpdatedRange(name=name, start=start, numel=data.numel(), tensor=parameter)
-            )
+            data, cut, _, _ = _local_part(parameter, self._copies)
+            if cut.columns is None:  # of experts, which have no masks
+                start = sum(span.start for span in cut.ranges(0, data.numel()))
+                held = UpdatedRange(name=name, start=start, numel=data.numel(), tensor=parameter)
+                ranges.append(held)
         return Updated(optimizer=self._optimizer, ranges=ranges)
 
     def counters(self) -> dict[str, float]:
@@ -114,9 +117,9 @@ class NativeState:
         for parameter in self._parameters.values():
             set_counters(self._optimizer.state[parameter], counters)
 
-    def _held(self, *, filled: bool) -> Iterator[tuple[Shard, int, int]]:
-        """Yield (range, which copy of it this rank holds, how many copies there are); `filled`: the
-        ranges are filled with other values before the next one is asked for."""
+    def _held(self, *, filled: bool) -> Iterator[tuple["_Part", int, int]]:
+        """Yield (part, which copy of it this rank holds, how many copies there are); `filled`: the
+        parts are filled with other values before the next one is asked for."""
         for name, parameter in self._parameters.items():
             for kind in (PARAM, *self._kinds[name]):
                 tensor, pieces = parameter, None
@@ -124,10 +127,9 @@ class NativeState:
                     pieces = self._optimizer.pieces(parameter, kind, filled=filled)
                 else:
                     tensor = state_of(self._optimizer, parameter, kind)
-                whole, start, copy, copies = _local_range(tensor, self._copies)
-                for begin, data in pieces or [(0, whole)]:
-                    shard = Shard(name=name, kind=kind, start=start + begin, data=data)
-                    yield shard, copy, copies
+                whole, cut, copy, copies = _local_part(tensor, self._copies)
+                for first, data in pieces or [(0, whole)]:
+                    yield _Part(name, kind, data, cut, first), copy, copies
 
     def _shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
         return {
@@ -139,27 +141,59 @@ class NativeState:
         }
 
 
+class _Part(NamedTuple):
+    """Elements from `first` on of what a rank holds of a tensor, flattened."""
+
+    name: str
+    kind: str
+    data: Tensor
+    cut: ParameterShard
+    first: int = 0
+
+    def shards(self, begin: int, end: int) -> Iterator[Shard]:
+        """Elements [begin, end) of `data`, where they lie in the whole tensor."""
+        for span in self.cut.ranges(self.first + begin, self.first + end):
+            offset = span.offset - self.first
+            yield Shard(
+                name=self.name,
+                kind=self.kind,
+                start=span.start,
+                data=self.data[offset : offset + span.numel],
+                run=span.run,
+                pitch=span.pitch,
+            )
+
+
 def _ranks() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def _local_range(tensor: Tensor, whole_copies: tuple[int, int]) -> tuple[Tensor, int, int, int]:
-    """(flat local elements, offset of the first, which copy this is, copies there are)."""
+def _local_part(
+    tensor: Tensor, whole_copies: tuple[int, int]
+) -> tuple[Tensor, ParameterShard, int, int]:
+    """(flat local elements, where they lie in the tensor, which copy this is, copies there are)."""
     if not is_dtensor(tensor):
-        return tensor.detach().view(-1), 0, *whole_copies
+        return tensor.detach().view(-1), ParameterShard((tensor.numel(),)), *whole_copies
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, placements = tensor.device_mesh, tensor.placements
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    copy, copies = 0, 1
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    copy, copies, divided = 0, 1, 0
     coordinate = mesh.get_coordinate()
     assert coordinate is not None  # every rank is in the mesh
     for index, size, placement in zip(coordinate, mesh.shape, placements, strict=True):
-        if placement.is_replicate():
+        if placement.is_shard():
+            divided = cast(Any, placement).dim
+        else:
             copy, copies = copy * size + index, copies * size
-    # FSDP2 shards dimension 0, so that local rows are one range of the flattened tensor.
-    row_elements = math.prod(tensor.shape[1:])
-    return tensor.to_local().detach().view(-1), offset[0] * row_elements, copy, copies
+    # As a matrix: rows before the divided dimension, in each of them a rank's part of the rest.
+    inner = math.prod(tensor.shape[divided + 1 :])
+    rows, width = math.prod(tensor.shape[:divided]), tensor.shape[divided] * inner
+    first, last = offset[divided] * inner, (offset[divided] + shape[divided]) * inner
+    data = tensor.to_local().detach().view(-1)
+    if rows == 1:
+        return data, ParameterShard((width,), rows=((first, last),)), copy, copies
+    return data, ParameterShard((rows, width), columns=(first, last)), copy, copies
 
 
 class ModelShardState:
@@ -180,7 +214,7 @@ class ModelShardState:
     def saved(self) -> Iterator[Shard]:
         """The ranges that this rank writes."""
         index, size = self.shards.model_parallel.shard_index
-        for shard in self._inner.saved():
+        for shard in _runs(self._inner.saved()):
             if self.shards.of[shard.name].replicated:
                 begin, end = even_part(shard.data.numel(), index, size)
                 yield replace(shard, start=shard.start + begin, data=shard.data[begin:end])
@@ -189,7 +223,7 @@ class ModelShardState:
 
     def loaded(self) -> Iterator[Shard]:
         """Yield all that this rank holds."""
-        for shard in self._inner.loaded():
+        for shard in _runs(self._inner.loaded()):
             yield from self._placed(shard)  # views: filled before the inner state goes on
 
     def frozen(self) -> Iterator[Shard]:
@@ -197,12 +231,14 @@ class ModelShardState:
         return iter(())
 
     def _placed(self, shard: Shard) -> Iterator[Shard]:
-        for span in self.shards.of[shard.name].ranges(shard.start, shard.stop):
-            begin = span.offset - shard.start
-            yield replace(
-                shard,
-                start=span.start,
-                data=shard.data[begin : begin + span.numel],
-                run=span.run,
-                pitch=span.pitch,
-            )
+        part = _Part(shard.name, shard.kind, shard.data, self.shards.of[shard.name], shard.start)
+        return part.shards(0, shard.data.numel())
+
+
+def _runs(shards: Iterable[Shard]) -> Iterator[Shard]:
+    """Yield each run of shards with gaps by itself."""
+    for shard in shards:
+        places = shard.places
+        for begin in range(0, places.numel, max(1, places.run)):
+            data = shard.data[begin : begin + places.run]
+            yield replace(shard, start=places.place(begin), data=data, run=None, pitch=None)

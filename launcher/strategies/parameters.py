@@ -94,18 +94,3 @@ def frozen_bytes(model: ModelConfig, element_bytes: int) -> int:
         return 0
     frozen = (p for p in parameters_of(model) if not p.trained)
     return sum(p.elements * (1 if p.packed else element_bytes) for p in frozen)
-
-
-def row_range(shape: tuple[int, ...], *, rank: int, ranks: int) -> tuple[int, int]:
-    """(first, number) of the elements in a rank's rows, as `row_shard` splits them."""
-    (mine, *_), (chunk, *_) = row_shard(shape, rank=rank, ranks=ranks)
-    return min(shape[0], rank * chunk) * math.prod(shape[1:]), mine * math.prod(shape[1:])
-
-
-def row_shard(
-    shape: tuple[int, ...], *, rank: int, ranks: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape, shape with padding) of a rank's rows: `torch.chunk` along dimension 0."""
-    chunk = -(-shape[0] // ranks)
-    mine = max(0, min(chunk, shape[0] - rank * chunk))
-    return (mine, *shape[1:]), (chunk, *shape[1:])

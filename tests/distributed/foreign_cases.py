@@ -103,7 +103,11 @@ CASES: Final = (
     *(_case(USERS, each) for each in (_DDP, _FSDP, _zero(2))),
     _case(USERS, _zero(3), _FULL),
 )
-MESHED: Final = (_case("gemma2", _FSDP, _HALVES), _case("qwen3", _zero(3), _HALVES))
+MESHED: Final = (
+    _case("gemma2", _FSDP, _HALVES),
+    _case("qwen3_moe", _FSDP, _HALVES),
+    _case("qwen3", _zero(3), _HALVES),
+)
 """On four ranks, of which two share matrices."""
 GIVEN: Final = (
     _case("mixtral", _zero(3)),

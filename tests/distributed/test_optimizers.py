@@ -180,11 +180,12 @@ def test_another_optimizers_states_are_refused(saver: str, results: Results) -> 
         Checkpointer(results.folder / "unused").load(results.folder / f"{saver}-ddp", engine)
 
 
-def test_muon_updates_matrices_with_fewer_rows_than_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_matrices_with_fewer_rows_than_ranks_are_updated(optimizer: str, tmp_path: Path) -> None:
     """As those of adapters and routers are: FSDP leaves ranks without rows of them."""
     text = write_text(tmp_path / "text.txt")
     flags = [*MODEL_FLAGS, f"--data={text}", "--steps=3", "--global-batch=6", "--micro-batch=2"]
-    flags += ["--optimizer=muon", "--lora-rank=2", "--random-base", "--save-every=0"]
+    flags += [f"--optimizer={optimizer}", "--lora-rank=2", "--random-base", "--save-every=0"]
     flags += ["--test-batches=1", "--report-to=none"]
     losses = {}
     for ranks, strategy in ((1, "single"), (3, "fsdp")):

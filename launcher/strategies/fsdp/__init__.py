@@ -2,6 +2,7 @@
 
 wrapping.py  builds its engine
 grouping.py  groups of parameters that are gathered and reduced together
+placement.py how a parameter is divided
 forecast/    its allocations, group by group, and its traffic; imported by the forecast only
 """
 

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from launcher.model.parts import parts_of
 from launcher.strategies.build_inputs import BuildInputs, InitialValue, place_buffers
 from launcher.strategies.compiled import compile_blocks
 from launcher.strategies.engine import Engine
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, block_groups, reshards
+from launcher.strategies.fsdp.placement import sharded_dimension
 from launcher.strategies.native import native_engine
 
 
@@ -109,7 +110,12 @@ def _computed_bytes(block: nn.Module, computed: torch.dtype) -> int:
 
 def _options(inputs: BuildInputs) -> dict[str, Any]:
     sharding, world = inputs.config.sharding, inputs.world
-    options: dict[str, Any] = {"mesh": _mesh(inputs)}
+    ranks = inputs.data_parallel.size // sharding.replicate
+
+    def placement(parameter: nn.Parameter) -> Shard:
+        return Shard(sharded_dimension(parameter.shape, ranks))
+
+    options: dict[str, Any] = {"mesh": _mesh(inputs), "shard_placement_fn": placement}
     types = inputs.types
     if types.computed != types.stored:
         # Shards keep `stored`, casts are per gather; gradients are reduced in fp32, as DDP does

@@ -13,8 +13,9 @@ from launcher.model.gpt import GPT
 from launcher.model.sizes import named
 from launcher.optim.entry import COUNTER_BYTES
 from launcher.optim.registry import OPTIMIZERS, build_optimizer
+from launcher.strategies.fsdp.placement import shard_shapes, sharded_dimension
 from launcher.strategies.native import optimizer_tensors
-from launcher.strategies.parameters import parameters_of, row_shard
+from launcher.strategies.parameters import parameters_of
 from launcher.strategies.rank import Rank
 from launcher.strategies.zero.forecast.flat_groups import FlatGroups, messages
 
@@ -41,9 +42,28 @@ def test_parameters_are_the_models(layers: int, tied: bool) -> None:
 def test_rows_are_cut_as_torch_does(rows: int, ranks: int) -> None:
     chunks = torch.empty(rows, 3, device="meta").chunk(ranks)
     for rank in range(ranks):
-        mine, padded = row_shard((rows, 3), rank=rank, ranks=ranks)
+        mine, padded = shard_shapes((rows, 3), rank=rank, ranks=ranks)
         assert mine == (tuple(chunks[rank].shape) if rank < len(chunks) else (0, 3))
         assert padded == tuple(chunks[0].shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "dimension"),
+    [
+        ((8, 128, 96), 8, 0),
+        ((8, 128, 96), 9, 0),  # a ninth of the ranks without any is less than more copies
+        ((8, 128, 96), 6, 2),  # two for most of them; 128 is no multiple
+        ((8, 128, 96), 64, 1),
+        ((8, 130, 100), 64, 0),  # torch divides nothing but the first unevenly
+        ((8, 128), 64, 0),  # of a router or an adapter, too small to be copied for
+        ((60, 64, 64), 32, 0),
+        ((40, 64, 64), 32, 1),
+    ],
+)
+def test_experts_are_divided_within_where_ranks_outnumber_them(
+    shape: tuple[int, ...], ranks: int, dimension: int
+) -> None:
+    assert sharded_dimension(shape, ranks) == dimension
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key, Place
-from launcher.strategies.fsdp.forecast.sharded_groups import ShardedGroup, grouped
+from launcher.strategies.fsdp.forecast.sharded_groups import Division, ShardedGroup, grouped
 from launcher.strategies.fsdp.grouping import HEAD, ROOT, Group
-from launcher.strategies.parameters import Parameter, row_range, row_shard
+from launcher.strategies.fsdp.placement import row_range
+from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import FP32, Rank
 
 
@@ -23,7 +24,7 @@ class FsdpBuffers(Buffers):
         super().__init__(rank, timeline)
         sharding = rank.resolved.config.sharding
         self.ranks = rank.world_size // sharding.replicate
-        self.shard_rank = rank.rank % self.ranks
+        self.division = Division(rank, self.ranks, rank.rank % self.ranks)
         self.replicated = sharding.replicate > 1
         self.each = sharding.reduce_each_micro_batch
         self.offloaded = sharding.offload_param == "cpu" and rank.device_type != "cpu"
@@ -46,17 +47,15 @@ class FsdpBuffers(Buffers):
         """Number of a block's group, and whether the block is its first or last."""
         self.groups = [*self.blocks, *([self.head] if self.head else []), self.root]
         for group in self.groups:
-            sizes = {("whole", p.name): self._whole_bytes(p) for p in group.parameters}
-            group.sum_up(sizes, whole_blocks=self.timeline.whole_blocks)
-
-    def _whole_bytes(self, p: Parameter) -> int:
-        return self.rank.computing_bytes(p) * self.ranks * self._padded(p)
+            group.sum_up(self.division, whole_blocks=self.timeline.whole_blocks)
 
     def build(self) -> None:
+        where, pins = self.rank.params_where, self.rank.pins
         for p in self.parameters:
-            size_bytes = self.rank.element_bytes(p) * self._padded(p)
-            where, pins = self.rank.params_where, self.rank.pins
-            key = ("param", p.name)
+            key, size_bytes = (
+                ("param", p.name),
+                self.rank.element_bytes(p) * self.division.padded(p),
+            )
             self.timeline.allocate(key, size_bytes, p.category, where=where, pinned=pins)
         # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
@@ -71,8 +70,8 @@ class FsdpBuffers(Buffers):
         self.timeline.free("cut")
 
     def updated(self) -> Iterator[tuple[Parameter, int, int]]:
-        cut = {"rank": self.shard_rank, "ranks": self.ranks}
-        return ((p, *row_range(p.shape, **cut)) for p in self.trained)
+        index, ranks = self.division.index, self.ranks
+        return ((p, *row_range(p.shape, rank=index, ranks=ranks)) for p in self.trained)
 
     def begin_forward(self, *, last: bool) -> None:
         self.reduces = last or self.each
@@ -155,13 +154,7 @@ class FsdpBuffers(Buffers):
         return number == 0 and len(self.trained) < len(self.parameters)
 
     def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
-        return row_shard(parameter.shape, rank=self.shard_rank, ranks=self.ranks)[0]
-
-    def _padded(self, p: Parameter) -> int:
-        return math.prod(row_shard(p.shape, rank=self.shard_rank, ranks=self.ranks)[1])
-
-    def _padded_sum(self, parameters: list[Parameter]) -> int:
-        return sum(self._padded(p) for p in parameters)
+        return self.division.shape(parameter)
 
     def _begin_backward(self) -> None:
         # The hooks of head and root are both on the loss; each gathers the one before it early.
@@ -180,14 +173,12 @@ class FsdpBuffers(Buffers):
         group.gathering = True
         if self.ranks == 1:
             return
-        shard = sum(self.rank.computing_bytes(p) * self._padded(p) for p in group.parameters)
-        if self.offloaded:
-            self.timeline.allocate("shards to send", shard, "temporary", stream="gather")
-        elif self.casts:
-            cast = self.element * self._padded_sum(group.trained)
-            self.timeline.allocate("shards to send", cast, "temporary", stream="gather")
-        key = ("gather", group.of)
-        self.timeline.allocate(key, self.ranks * shard, "temporary", stream="gather")
+        whole_bytes = self.division.whole_bytes(*group.parameters)
+        if self.offloaded or self.casts:
+            cast = self.element * self.division.padded(*group.trained)
+            sent_bytes = whole_bytes // self.ranks if self.offloaded else cast
+            self.timeline.allocate("shards to send", sent_bytes, "temporary", stream="gather")
+        self.timeline.allocate(("gather", group.of), whole_bytes, "temporary", stream="gather")
         self.timeline.free("shards to send")
 
     def _copy_out(self, group: ShardedGroup, *, forward: bool) -> None:
@@ -199,12 +190,11 @@ class FsdpBuffers(Buffers):
         else:
             for p in group.parameters:
                 self._copy_alone(p)
-                self.timeline.allocate(("whole", p.name), self._whole_bytes(p), "temporary")
+                self.timeline.allocate(("whole", p.name), self.division.whole_bytes(p), "temporary")
             self.timeline.free("copied")
         group.gathered, group.gathering = True, False
         if forward:
-            # Kept until the next copy-out, so that its memory is not reused while it is sent.
-            self._free_kept_gather()
+            self._free_kept_gather()  # so late that its memory is not reused while it is sent
             self._kept_gather = group.of
         else:
             self.timeline.free(("gather", group.of))
@@ -239,26 +229,40 @@ class FsdpBuffers(Buffers):
     def _reduce(self, group: ShardedGroup) -> None:
         self._release(group)
         if not self.reduces:
-            self._accumulate(group)
-            return
+            return self._accumulate(group)
         if self.casts and group.accumulated:
             for p in group.trained:  # added to what the window has
                 self.timeline.free(("grad", p.name))
         # torch keeps one reduce-scatter's input (reduce_scatter_max_input_buffers) until the next.
         self.timeline.free(self._scattering)
-        elements = self._padded_sum(group.trained)
+        elements = self.division.padded(*group.trained)
         if elements == 0:
             return
-        self._scattering = f"scatter {group.of}"
+        kept, self._scattering = self._rearrange(group), f"scatter {group.of}"
         sent_bytes = self.stored * self.ranks * elements
         self.timeline.allocate(self._scattering, sent_bytes, "temporary")
-        # The variable of a loop in foreach_reduce keeps the last gradient.
-        self._drop_gradients(group.trained[: -1 if self.ranks > 1 else None])
+        for p in group.trained:
+            self.timeline.free(("rearranged", p.name))
+        if self.ranks > 1:
+            kept.append(group.trained[-1])  # as the variable of a loop in foreach_reduce
+        self._drop_gradients([p for p in group.trained if p not in kept])
         group.accumulated = False
         self._keep_shard(group, elements)
         self._drop_gradients(group.trained)
         if self.rank.updates_in_backward:
             self._update(group)
+
+    def _rearrange(self, group: ShardedGroup) -> list[Parameter]:
+        """Copy gradients of which each rank gets a part of every row; return the one kept with its
+        parts until all are sent."""
+        element = self.stored if group.accumulated else self.element
+        kept: list[Parameter] = []
+        for p in group.trained:
+            if self.division.is_rearranged(p):
+                self._drop_gradients(kept)
+                self.timeline.allocate(("rearranged", p.name), element * p.elements, "temporary")
+                kept = [p]
+        return kept
 
     def _drop_gradients(self, parameters: list[Parameter]) -> None:
         for p in parameters:
@@ -266,27 +270,23 @@ class FsdpBuffers(Buffers):
             self.timeline.free(("accumulated", p.name))
 
     def _keep_shard(self, group: ShardedGroup, elements: int) -> None:
-        size_bytes = self.stored * elements
+        size_bytes, pins = self.stored * elements, self.rank.pins
         if self.offloaded:
             self.timeline.allocate("reduced", size_bytes, "grads", stream="reduce")
             for p in group.trained:
                 if not self.timeline.has(("shard", p.name)):
-                    shard = self.stored * self._padded(p)
-                    self.timeline.allocate(
-                        ("shard", p.name), shard, "grads", where="host", pinned=self.rank.pins
-                    )
+                    shard, own = self.stored * self.division.padded(p), ("shard", p.name)
+                    self.timeline.allocate(own, shard, "grads", where="host", pinned=pins)
             self.timeline.free("reduced")
         elif self.timeline.has(("shard", group.of)):
-            # Added to the shards of the micro-batches before.
-            key = ("added", self._reductions)
+            key = ("added", self._reductions)  # to the shards of the micro-batches before
             self.timeline.allocate(key, size_bytes, "temporary", stream="reduce")
             if self.replicated:
                 self._reductions += 1  # kept until the backward is over
             else:
                 self.timeline.free(key)
         else:
-            shard_key = ("shard", group.of)
-            self.timeline.allocate(shard_key, size_bytes, "grads", stream="reduce")
+            self.timeline.allocate(("shard", group.of), size_bytes, "grads", stream="reduce")
 
     def _accumulate(self, group: ShardedGroup) -> None:
         """Add up bf16 micro-batches without communication in fp32."""

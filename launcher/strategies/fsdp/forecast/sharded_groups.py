@@ -1,14 +1,51 @@
 """A group of parameters as FSDP's memory sees it: what of it is there at the moment."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.forecast.trace.allocation_summaries import EMPTY, AllocationSummary, summarize
 from launcher.model.parts import block_of
 from launcher.strategies.fsdp.grouping import Group, block_groups, groups_of, reshards
+from launcher.strategies.fsdp.placement import shard_shapes, sharded_dimension
 from launcher.strategies.parameters import Parameter
 from launcher.strategies.rank import Rank
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the parameters of a rank are divided among those it shards with."""
+
+    rank: Rank
+    ranks: int
+    index: int
+    """Its place among them."""
+
+    def is_rearranged(self, p: Parameter) -> bool:
+        """Not its first dimension is divided: it is copied once more when it was gathered, and
+        before it is reduced."""
+        return self._dimension(p) > 0
+
+    def shape(self, p: Parameter) -> tuple[int, ...]:
+        """Return the shape of the rank's shard."""
+        return self._shapes(p)[0]
+
+    def padded(self, *parameters: Parameter) -> int:
+        """Elements of shards, with padding."""
+        return sum(math.prod(self._shapes(p)[1]) for p in parameters)
+
+    def whole_bytes(self, *parameters: Parameter) -> int:
+        """Bytes as they compute, gathered with their padding."""
+        return self.ranks * sum(self.rank.computing_bytes(p) * self.padded(p) for p in parameters)
+
+    def _dimension(self, p: Parameter) -> int:
+        # other trainers leave it to torch
+        another = self.rank.resolved.of_another_trainer
+        return 0 if another else sharded_dimension(p.shape, self.ranks)
+
+    def _shapes(self, p: Parameter) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        dimension = self._dimension(p)
+        return shard_shapes(p.shape, rank=self.index, ranks=self.ranks, dimension=dimension)
 
 
 @dataclass(slots=True)
@@ -30,14 +67,19 @@ class ShardedGroup:
         """Those that are reduced."""
         return [p for p in self.parameters if p.trained]
 
-    def sum_up(self, sizes: Mapping[tuple[str, str], int], *, whole_blocks: bool) -> None:
-        """Note its whole parameters, of these bytes, as they come and go."""
-        self.copied_out = summarize(
-            ((key, size, size, "temporary") for key, size in sizes.items()),
-            whole_blocks=whole_blocks,
-        )
+    def sum_up(self, division: Division, *, whole_blocks: bool) -> None:
+        """Note its whole parameters as they come and go."""
+        sizes = {p.name: division.whole_bytes(p) for p in self.parameters}
+        again = [p.name for p in self.parameters if division.is_rearranged(p)]
+        copied: list[tuple[tuple[str, str], int, int, str]] = []
+        for name, size in sizes.items():
+            copied.append((("whole", name), size, size, "temporary"))
+            if name in again:
+                copied.append((("gathered", name), size, size, "temporary"))
+        copied += [(("gathered", name), 0, -sizes[name], "temporary") for name in again]
+        self.copied_out = summarize(copied, whole_blocks=whole_blocks)
         self.released = summarize(
-            ((key, 0, -size, "temporary") for key, size in sizes.items()),
+            ((("whole", name), 0, -size, "temporary") for name, size in sizes.items()),
             whole_blocks=whole_blocks,
         )
 

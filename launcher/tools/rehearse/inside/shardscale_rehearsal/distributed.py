@@ -35,6 +35,7 @@ def prepare(module: Any) -> None:
     if os.environ.get("SHARDSCALE_STAND_IN_ALONE") == "1":
         module.init_process_group = _alone(module.init_process_group)
         module.new_group = _without_gloo(module.new_group)
+        module.split_group = _by_new_groups(module)
         # torch allows it for Gloo groups only, and these are fake here
         module.monitored_barrier = _passes
         module.ProcessGroup.monitored_barrier = _passes
@@ -91,6 +92,24 @@ def _without_gloo(new_group: Callable[..., Any]) -> Callable[..., Any]:
         return new_group(ranks, timeout, backend and _fake_gloo(backend), **kwargs)
 
     return group
+
+
+def _by_new_groups(module: Any) -> Callable[..., Any]:
+    """Open the groups that NCCL would split from another: the fake ones have no split."""
+
+    @functools.wraps(module.split_group)
+    def split(
+        parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *_: Any, **kwargs: Any
+    ) -> Any:
+        own = None
+        for part in split_ranks:
+            ranks = [module.get_global_rank(parent_pg, r) for r in part] if parent_pg else part
+            group = module.new_group(ranks, timeout, group_desc=kwargs.get("group_desc"))
+            if module.get_rank() in ranks:
+                own = group
+        return own
+
+    return split
 
 
 def _fake_gloo(backend: str) -> str:
