@@ -33,6 +33,7 @@ def replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
+        sync(temporary)  # else a crash can leave the name with an empty file
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):  # the room that it took
