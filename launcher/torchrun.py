@@ -116,11 +116,11 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     from launcher.forecast.trials import Stopped
 
     outlive_readers()
-    os.environ |= {OWN_AGENT: "1"} | for_children()
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
     # Else only the nodes' meeting will tell how many there are.
     nodes = int(fewest) if most in ("", fewest) else None
+    os.environ |= {OWN_AGENT: fewest if nodes else args.nnodes} | for_children()
     try:
         require_own_package()
         _arrange_meeting(args, nodes)
@@ -192,7 +192,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     # The worker that failed first has printed its own traceback; theirs would only bury it.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    if args.max_restarts > 0:
+    if args.max_restarts > 0 or ":" in os.environ[OWN_AGENT]:
         # The store that agents share by default outlives a restart, and ranks that read in it the
         # addresses of the dead ones fail to connect.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
