@@ -79,6 +79,11 @@ def check_writable(path: Path) -> None:
         ) from None
 
 
+def is_empty(path: Path) -> bool:
+    """Return whether `path` is a folder without anything in it."""
+    return path.is_dir() and not any(path.iterdir())
+
+
 def nearest_existing(path: Path) -> Path:
     """Return `path`, or the closest of its parents that is there (and in no closed folder)."""
     return next(p for p in (path.absolute(), *path.absolute().parents) if os.path.exists(p))
