@@ -34,6 +34,8 @@ with importing():
     from launcher.run.agent_signals import LEFT_TO_TORCH, AgentSignals
     from launcher.run.agreement import STOP_SIGNALS
     from launcher.run.other_nodes import run_agent
+    from launcher.run.resume import has_our_run
+    from launcher.run.run_folder import RunFolder, release_run_folder, reserve_run_folder
     from launcher.torchrun_options import is_ours, read_options
     from launcher.util.processes import for_children
 
@@ -116,11 +118,11 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     from launcher.forecast.trials import Stopped
 
     outlive_readers()
-    os.environ |= {OWN_AGENT: "1"} | for_children()
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
     # Else only the nodes' meeting will tell how many there are.
     nodes = int(fewest) if most in ("", fewest) else None
+    os.environ |= {OWN_AGENT: fewest if nodes else args.nnodes} | for_children()
     try:
         require_own_package()
         _arrange_meeting(args, nodes)
@@ -145,7 +147,6 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
     from launcher.config.schema import AutoMicroBatch
     from launcher.forecast.micro_batch import find_micro_batch, plan_micro_batch
     from launcher.run.prepare import prepare
-    from launcher.run.run_folder import default_run_folder
     from launcher.train import load_forecast
 
     check = partial(
@@ -177,7 +178,7 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
             "so that restarted ranks find it"
         )
     if folder is None and nodes == 1:
-        folder = default_run_folder(prepared.resolved)
+        folder = reserve_run_folder(prepared.resolved)
         args.training_script_args += ["--out", str(folder)]
     return folder
 
@@ -192,7 +193,7 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
     # The worker that failed first has printed its own traceback; theirs would only bury it.
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    if args.max_restarts > 0:
+    if args.max_restarts > 0 or ":" in os.environ[OWN_AGENT]:
         # The store that agents share by default outlives a restart, and ranks that read in it the
         # addresses of the dead ones fail to connect.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -212,6 +213,8 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
             return _how_it_ended(folder, f"stopped by {error.sigval.name}", None, certain=False)
         finally:
             stop.close()
+            if folder is not None:
+                release_run_folder(folder)
     with stop.tells:
         stopped_code = stop.settle()
     if stopped_code is not None:
@@ -221,8 +224,6 @@ def _supervise(run: Any, args: Any, folder: Path | None) -> int:
 
 def _reported(folder: Path | None) -> dict[str, Any]:
     """Return what ranks have written to status.json."""
-    from launcher.run.run_folder import RunFolder
-
     return {} if folder is None else RunFolder(folder).read_status()
 
 
@@ -276,10 +277,7 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills
 
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:
     """Return the exit code of status.json; mark a run as failed whose ranks could not write it."""
-    from launcher.run.resume import is_of_another_launch
-    from launcher.run.run_folder import RunFolder
-
-    if folder is None or not folder.exists() or is_of_another_launch(folder):
+    if folder is None or not has_our_run(folder):
         print(f"shardscale: {seen}", file=sys.stderr)
         return ExitCode.FAILED
     reported = RunFolder(folder).read_status()

@@ -204,6 +204,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     held_out.begin()
 
     session.enter("train")
+    looked = True
     for step in session.steps():
         with session.phase("data"):
             # steps count from 1, global batches from 0
@@ -215,9 +216,9 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
         lr = learning_rate(step, resolved.config.optim, resolved.steps)
         loss, result = train_step(engine, micro_batches, lr, weights=weights, phase=session.phase)
         session.step_done(loss=loss, result=result, lr=lr)
-        if not session.agreement.preempted:
+        if looked := not session.agreement.preempted:
             held_out.after(step)
-    if session.agreement.preempted:  # saved by now: a scheduler may leave no time for more
+    if not looked:  # saved by now: a scheduler may leave no time for more
         held_out.after(session.step)
     return measure
 

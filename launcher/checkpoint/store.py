@@ -44,7 +44,8 @@ class CheckpointFolder:
         for pattern in _UNFINISHED:
             for leftover in self.path.glob(pattern):
                 if leftover.is_dir():
-                    shutil.rmtree(leftover)
+                    # On NFS a file that a reader has open cannot be removed yet.
+                    shutil.rmtree(leftover, ignore_errors=True)
                 else:
                     leftover.unlink()
         # A name of its own: ranks of an earlier attempt may still be writing into theirs.
@@ -96,7 +97,7 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         # Renamed first, so that an interrupted removal leaves nothing that looks complete.
-        shutil.rmtree(self._set_aside(path))
+        shutil.rmtree(self._set_aside(path), ignore_errors=True)  # the next save removes the rest
 
     def _set_aside(self, path: Path) -> Path:
         """Rename a checkpoint to a name that only waits for its removal."""

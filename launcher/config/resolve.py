@@ -35,7 +35,7 @@ from launcher.model.config import AttentionKind, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.dtypes import dtypes
 from launcher.util.errors import NotInstalled, UserError, naming
-from launcher.util.files import check_writable
+from launcher.util.files import check_writable, is_empty
 from launcher.util.packages import how_to_install
 from launcher.util.startup import expands_segments
 
@@ -179,13 +179,14 @@ def refusal(setting: Setting) -> str | None:
     return next((sentence for rule in RULES for sentence in rule(setting)), None)
 
 
-def check_run_folder(out: Path) -> None:
+def check_run_folder(out: Path, *, may_be_empty: bool = False) -> None:
     """Refuse a run folder that exists or cannot be made; leaves nothing behind.
 
     Raises:
-        UserError: `out` exists, or nothing can be made in its nearest existing parent.
+        UserError: `out` exists (`may_be_empty`: and is no empty folder), or nothing can be made in
+            its nearest existing parent.
     """
-    if os.path.lexists(out):
+    if os.path.lexists(out) and not (may_be_empty and is_empty(out)):
         raise UserError(
             f"--out {out}: already exists, and nothing is overwritten: choose another folder"
         )

@@ -137,8 +137,8 @@ class LoopChoice:
     seed: int = 0
     """Seed of initial weights, data order and dropout."""
     out: Path | None = None
-    """Run folder (runs/TIME-MODEL-STRATEGY when not given); must not exist yet, except with
-    --resume auto."""
+    """Run folder (runs/TIME-MODEL-STRATEGY when not given); must not exist yet, or be empty, except
+    with --resume auto."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device type; auto uses GPUs if there are any."""
     log_level: LogLevel = "info"

@@ -251,7 +251,7 @@ class EvaluationBatches:
     def _windows(self) -> Sequence[int]:
         counts = self.split.target_counts(self.seq_len)
         if counts is not None:
-            windows: Sequence[int] = np.flatnonzero(counts).tolist()
+            windows: Sequence[int] = np.flatnonzero(counts)[: self.sequences].tolist()
         else:
             windows = range(math.ceil((len(self.split.tokens) - 1) / self.seq_len))
         return windows[: self.sequences]

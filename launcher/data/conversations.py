@@ -54,21 +54,45 @@ def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
 
 
 def alpaca_prompt(record: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a record of instruction, input and output as prompt and completion."""
+    """Return a record of instruction, input and output as prompt and completion.
+
+    Raises:
+        UserError: it has more turns, which this form has no place for.
+    """
+    if more := next(filter(record.get, ("system", "history")), None):
+        raise UserError(
+            f"{where}: has a {more!r}, which only a chat template writes: give --tokenizer hf:NAME "
+            "of a chat model, or remove that field"
+        )
     instruction, given, output = _alpaca(record, where)
     prompt = _PROMPT_WITH_INPUT if given else _PROMPT
     return {"prompt": prompt.format(instruction=instruction, input=given), "completion": output}
 
 
 def alpaca_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a record of instruction, input and output as messages."""
+    """Return a record of instruction, input and output as messages, behind those of its `history`,
+    a list of pairs as LLaMA-Factory reads them.
+
+    Raises:
+        UserError: the history holds something else.
+    """
     instruction, given, output = _alpaca(record, where)
-    asked = f"{instruction}\n\n{given}" if given else instruction
-    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    messages = []
     if record.get("system"):
-        system = {"role": "system", "content": string_of(record, "system", where)}
-        messages.insert(0, system)
-    return {"messages": messages}
+        messages.append({"role": "system", "content": string_of(record, "system", where)})
+    for pair in record.get("history") or ():
+        if not (isinstance(pair, list) and [type(text) for text in pair] == [str, str]):
+            raise UserError(
+                f"{where}: 'history' holds {pair!r:.40}, it must be a list of pairs of texts, an "
+                "instruction and its output"
+            )
+        messages += _asked_and_answered(*pair)
+    asked = f"{instruction}\n\n{given}" if given else instruction
+    return {"messages": [*messages, *_asked_and_answered(asked, output)]}
+
+
+def _asked_and_answered(asked: str, answer: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
 
 def _alpaca(record: dict[str, Any], where: str) -> tuple[str, str, str]:

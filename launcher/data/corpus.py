@@ -150,7 +150,7 @@ def _built(
         # A dataset's form follows from its name, and that of parquet files from their content.
         known = source.quick_form()
         form = known or ("messages" if templates else "text")
-        if known not in ("text", "completions", "alpaca"):
+        if known not in ("text", "completions"):
             parts.append(_CHAT_FORMAT)
         if form in ("alpaca", "sharegpt"):
             parts.append(form)

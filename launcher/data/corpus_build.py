@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.data.boundaries import Cuts, common_length, special_tokens
 from launcher.data.cache import Progress, Report
 from launcher.data.conversations import example_reader
 from launcher.data.files import (
@@ -209,26 +210,22 @@ def _write_tokens(
 def encode(
     encoder: Encoder, documents: Sequence[Document]
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield each document's token ids, and which of them are learned (bool; None: all).
-
-    Prefixes of the text locate its spans: the first learned token is the first one that encoding
-    the prompt alone does not give.
-    """
-    prefixes = [
-        [document.text[:place] for span in document.learned or () for place in span]
-        for document in documents
-    ]
+    """Yield each document's token ids, and which of them are learned (bool; None: all)."""
+    special = special_tokens(encoder)
+    cuts = [Cuts.of(document, special) for document in documents]
     texts = [
         text
-        for document, rest in zip(documents, prefixes, strict=True)
-        for text in (document.text, *rest)
+        for document, cut in zip(documents, cuts, strict=True)
+        for text in (document.text, *cut.texts(document.text))
     ]
     encoded = map(np.asarray, encoder.encode(texts))
     first = np.asarray(first_tokens(encoder), np.int64)
-    for document, rest in zip(documents, prefixes, strict=True):
+    for document, cut in zip(documents, cuts, strict=True):
         ids = next(encoded).astype(np.int64)
-        # A token that spans a boundary counts to what follows it.
-        places = [_common_length(ids, next(encoded)) for _ in rest]
+        places = cut.token_places(ids, encoded)
+        if places is None:
+            prefixes = encoder.encode([document.text[:place] for place in cut.places])
+            places = [common_length(ids, np.asarray(prefix)) for prefix in prefixes]
         learned = None if document.learned is None else np.zeros(len(ids), bool)
         if learned is not None:
             # begins and ends of spans alternate
@@ -249,13 +246,6 @@ def first_tokens(encoder: Encoder) -> list[int]:
     plain, whole = list(encoder.encode(["a"])[0]), encoder.encode_prompt("a")
     places = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
     return whole[: next(places, 0)]
-
-
-def _common_length(ids: np.ndarray, others: np.ndarray) -> int:
-    """Count the leading tokens that two rows have in common."""
-    most = min(len(ids), len(others))
-    differ = np.flatnonzero(ids[:most] != others[:most])
-    return int(differ[0]) if len(differ) else most
 
 
 def _batches(documents: Iterable[InSplits]) -> Iterator[tuple[list[InSplits], int]]:

@@ -199,7 +199,7 @@ def _text_files(data: str) -> tuple[Path, ...]:
     path = Path(data).expanduser()
     if path.is_dir():
         there = walk(path, whole=True)
-        files = tuple(file for file in there if _is_text_of_folder(file))
+        files = _each_once([file for file in there if _is_text_of_folder(file)])
         skipped = (file for file in there if file.suffix.lower() == ".json")
         if (examples := next(filter(_lists, skipped), None)) is not None:
             raise UserError(
@@ -221,6 +221,13 @@ def _text_files(data: str) -> tuple[Path, ...]:
             f"({_READ}; .gz behind all but the last)"
         )
     return (path,)
+
+
+def _each_once(files: list[Path]) -> tuple[Path, ...]:
+    """Leave out links to others of these files, as `latest.jsonl` is: their text would be read
+    twice, and be in two splits."""
+    themselves = {os.path.realpath(file) for file in files if not file.is_symlink()}
+    return tuple(f for f in files if not f.is_symlink() or os.path.realpath(f) not in themselves)
 
 
 def _by_name(found: Files, folder: Path) -> Files:

@@ -10,12 +10,13 @@ import psutil
 from launcher.util.sizes import gib
 
 CGROUP, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-# For v2 and v1: limit, usage, and the line of memory.stat for file caches, which are released on
-# demand.
+# For v2 and v1: limit, usage, and the beginning of the lines of memory.stat for file caches, which
+# are released on demand: active are those of files that were read twice, as weights are.
 LIMITS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
+CACHES = ("inactive_file", "active_file")
 EVENTS = ("memory.events", "memory.oom_control")
 
 
@@ -76,12 +77,13 @@ def _groups() -> set[Path]:
 def _limits() -> Iterator[tuple[int, int, int]]:
     # (limit, used, released on demand) in bytes
     for folder in _groups():
-        for limit, used, cached in LIMITS:
+        for limit, used, of_all in LIMITS:
             # gVisor has no memory.stat, and a group can end between two files
             size, now = (_words(folder / name) or ["none"] for name in (limit, used))
             if size[0].isdecimal():
                 in_use = int(now[0]) if now[0].isdecimal() else 0
-                yield int(size[0]), in_use, _count(folder / "memory.stat", cached)
+                cached = (_count(folder / "memory.stat", of_all + name) for name in CACHES)
+                yield int(size[0]), in_use, sum(cached)
 
 
 def _count(file: Path, name: str = "oom_kill") -> int:

@@ -19,7 +19,7 @@ from launcher.util.errors import Failure, UserError, one_line
 from launcher.util.flags import is_number
 from launcher.util.startup import allocator_variable, importing
 
-OWN_AGENT = "SHARDSCALE_TORCHRUN"  # set for ranks that our own torchrun has started
+OWN_AGENT = "SHARDSCALE_TORCHRUN"  # for ranks of our own torchrun: nodes, or MIN:MAX of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

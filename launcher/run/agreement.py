@@ -67,7 +67,8 @@ class Agreement:
         self._deadline_s = now_s + max_seconds
         self._save_seconds = save_seconds
         self._saved_s = now_s
-        self._step, self._settled_s = 0, now_s
+        # The first step of a start, whatever its number, is settled alone.
+        self._step, self._settled_s = math.inf, now_s
         self._next = 0
         self.stop_requested = False
         """This rank's own request to save and end, set by a signal."""

@@ -56,6 +56,7 @@ def evaluate(
         positions=mesh.positions(seq_len),
         sequences=max_sequences,
     )
+    total = len(batches)  # counts all windows
     # Sums run into the tens of millions: fp32 would drop digits.
     sums = torch.zeros(2, dtype=torch.float64)
     with metered():
@@ -64,8 +65,8 @@ def evaluate(
             loss = float(loss_of(*(torch.from_numpy(a).to(world.device) for a in arrays)))
             if count:  # a batch of padding alone has no mean
                 sums += torch.tensor([loss * count, count], dtype=torch.float64)
-            progress(done, len(batches))
-            if done < len(batches) and ends_after(done):
+            progress(done, total)
+            if done < total and ends_after(done):
                 break
     if world.size > 1:
         dist.all_reduce(sums)

@@ -76,7 +76,8 @@ def prepare(
         resolved = _budgeted(resolved, load_forecast, world_size=world_size)
     require_loggers(config.measure.loggers)
     if not resume.reopens:
-        check_run_folder(out := config.loop.out or default_run_folder(resolved))
+        out = config.loop.out or default_run_folder(resolved)
+        check_run_folder(out, may_be_empty=True)
         check_checkpoint_room(out, resolved)
     checkpoint = None
     if resume.source is not None:

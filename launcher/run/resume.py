@@ -23,7 +23,7 @@ from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.config.resolve import Resolved
 from launcher.config.schema import LoopChoice
 from launcher.data.files import HUB_PREFIX
-from launcher.parallel.world import World, number_of
+from launcher.parallel.world import OWN_AGENT, World, number_of
 from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import FolderLock, nearest_existing
@@ -56,6 +56,10 @@ def find_resume(loop: LoopChoice, environment: Mapping[str, str]) -> Resume:
     out, resume = loop.out, loop.resume
     if resume == AUTO and out is None:
         raise UserError("--resume auto continues in a run folder: name it with --out")
+    if ":" in (nodes := environment.get(OWN_AGENT, "")) and resume != AUTO:
+        raise UserError(  # torch does not count the restarts when a node joins or leaves
+            f"--nnodes {nodes}: give --out and --resume auto, so that restarted ranks continue"
+        )
     elsewhere = None if resume == AUTO else resume
     refused = out is not None and _was_refused(out)
     restarted = _restarts(environment) > 0 or _requeues(environment) > 0

@@ -1,5 +1,6 @@
 """The run folder and its small files: config, environment, status, failure, summary."""
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -20,12 +21,13 @@ from launcher.config.resolve import Resolved
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.strategies import variant_of
 from launcher.util.errors import ExitCode, Failure, UserError, tell
-from launcher.util.files import FolderLock, replace_text
+from launcher.util.files import FolderLock, is_empty, replace_text
 from launcher.util.json_file import json_object
 from launcher.util.packages import version_of
 
 LAUNCH = "launch"
 """Key of the launch's identity in `environment.json`."""
+RUNS = Path("runs")
 LONGEST_LABEL = 150  # bytes; file names may have 255, and a model may be named as its folder
 
 
@@ -54,7 +56,8 @@ class RunFolder:
             UserError: the run to continue is still alive.
         """
         if not reopens:
-            self.path.mkdir(parents=True)  # of two starts into one folder the slower fails here
+            # of two starts into one folder the slower fails here, or cannot lock it
+            self.path.mkdir(parents=True, exist_ok=is_empty(self.path))
         if not self._lock.take():
             raise UserError(in_use(self.path, self._lock.holder() or "another run"))
         text = yaml.safe_dump(config, sort_keys=False)
@@ -190,12 +193,28 @@ def default_run_folder(resolved: Resolved) -> Path:
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     label = resolved.config.model.label.encode()[:LONGEST_LABEL].decode(errors="ignore")
     stem = f"{time}-{label}-{variant_of(resolved.config).label}"
-    folder = Path("runs") / stem
+    folder = RUNS / stem
     attempt = 2
     while folder.exists():
-        folder = Path("runs") / f"{stem}-{attempt}"
+        folder = RUNS / f"{stem}-{attempt}"
         attempt += 1
     return folder
+
+
+def reserve_run_folder(resolved: Resolved) -> Path:
+    """Make an empty folder of such a name, so that no run that starts meanwhile takes the name."""
+    while True:
+        folder = default_run_folder(resolved)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+
+
+def release_run_folder(folder: Path) -> None:
+    """Remove a reserved folder in which no run has begun."""
+    if folder.parent == RUNS:
+        with contextlib.suppress(OSError):  # it has: it is not empty
+            folder.rmdir()
 
 
 def stack_file(folder: Path, rank: int) -> Path:

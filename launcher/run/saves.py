@@ -8,6 +8,8 @@ from pathlib import Path
 from launcher.checkpoint import Checkpoint, Checkpointer, Saved, SaveError
 from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.extra import Base, Extra
+from launcher.checkpoint.store import candidates
+from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
 from launcher.data.tokenizer import tokenizer_fingerprint
@@ -139,11 +141,20 @@ class Saves:
         from launcher.checkpoint.pretrained.transformed import Quantized
 
         model, by = self._resolved.model, self._resolved.config.model.decoder
-        with open_stored(folder, by) as stored:
+        with open_stored(self._agreed_place(folder), by) as stored:
             if self._base_is_saved and stored.checkpoint is not None and stored.config.lora is None:
                 # Now: a run that is alive may save others before the first save here.
                 self._base = stored.base()
             yield stored if model.quantize_base == "none" else Quantized(stored, model)
+
+    def _agreed_place(self, folder: Path) -> Path:
+        """Return, of a run, the checkpoint that is the newest to the main rank: the run may save
+        another one before all ranks have looked."""
+        if (folder / HF_CONFIG).is_file():
+            return folder
+        there = candidates(folder)
+        name = self._world.agreed(there[0].name)
+        return folder if there == [folder] else there[0].with_name(name)
 
     def tokens_read(self, step: int) -> int:
         """Return the tokens that all starts have read up to a step of this one."""
@@ -209,10 +220,6 @@ class Saves:
 
         if held and self._asynchronous:  # written by now, although a thread was to do it
             self._console.line("training waited for this save: no host memory to stage it")
-
-    def _staging_bytes(self) -> int:
-        """This rank's part of the host memory that an asynchronous save may take."""
-        return int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
 
     @property
     def _base_is_saved(self) -> bool:

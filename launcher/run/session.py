@@ -226,12 +226,13 @@ class Session:
         self.console.at_the_end()
         if self._world.is_main:
             signal, phase = self.agreement.stop_signal, f"step {self.step}"
+            when = f"after {phase}" if self.begun else "before its first step"
             reason, code = stop_reason(signal), stop_exit_code(signal)
             status = Status(state="preempted", phase=phase, reason=reason, exit_code=code)
             self.folder.write_status(status)
             self.console.line(
-                f"preempted after step {self.step}: resume with the same command and "
-                f"--out {self.folder.path} --resume auto"
+                f"preempted {when}: resume with the same command and --out {self.folder.path} "
+                "--resume auto"
             )
 
     def finish(self, test: EvalRecord | None) -> Summary:

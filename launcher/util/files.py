@@ -33,6 +33,7 @@ def replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
+        sync(temporary)  # else a crash can leave the name with an empty file
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):  # the room that it took
@@ -76,6 +77,11 @@ def check_writable(path: Path) -> None:
         raise UserError(
             f"{path}: {parent} cannot be written to ({error.strerror}); choose another place"
         ) from None
+
+
+def is_empty(path: Path) -> bool:
+    """Return whether `path` is a folder without anything in it."""
+    return path.is_dir() and not any(path.iterdir())
 
 
 def nearest_existing(path: Path) -> Path:

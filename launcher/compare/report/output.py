@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from launcher.compare.inference import for_page
 from launcher.compare.report.columns import COLUMNS, NARROW_FIRST, ReportColumn, shown
 from launcher.compare.report.comparison import Report, clean
 from launcher.compare.report.series import DeviceSamples, Floats, thin
@@ -137,9 +136,8 @@ def escaped(text: str) -> str:
 
 
 def report_page(report: Report, inference: Mapping[str, Any] | None = None) -> str:
-    """Write the HTML page, with the results of `infer-bench` if there are any."""
-    shown = None if inference is None else for_page(inference)
-    return page_html("shardscale report", SCRIPTS, {**_page_data(report), "inference": shown})
+    """Write the HTML page, with the table of `infer-bench` if there is one."""
+    return page_html("shardscale report", SCRIPTS, {**_page_data(report), "inference": inference})
 
 
 def _page_data(report: Report) -> dict[str, Any]:

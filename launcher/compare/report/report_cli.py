@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from launcher.compare.inference import FOLDER, RESULT_FILE
+from launcher.compare.inference import FOLDER, RESULT_FILE, for_page
 from launcher.compare.report.baseline import (
     check_replaceable,
     read_baseline,
@@ -29,7 +29,7 @@ from launcher.compare.report.output import (
     report_page,
 )
 from launcher.compare.report.runs import Run, load_run, unreadable_run
-from launcher.util.errors import ExitCode, UserError, naming, one_line, refusing
+from launcher.util.errors import ExitCode, UserError, naming, one_line, refusing, tell
 from launcher.util.files import check_writable, replace_text
 from launcher.util.flags import one_sentence
 from launcher.util.json_file import read_json
@@ -151,8 +151,17 @@ def _write_files(report: Report, out: Path) -> None:
 
 
 def _inference_beside(out: Path) -> dict[str, Any] | None:
+    """Return the table of `infer-bench` for the page; None where there is none, or a damaged one,
+    which must not cost the report of the runs."""
     path = out / FOLDER / RESULT_FILE
-    return read_json(path, what="the result of infer-bench") if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        return for_page(read_json(path, what="the result of infer-bench"))
+    except Exception as error:  # a file can hold anything
+        reason = error if isinstance(error, UserError) else f"{path}: no result of infer-bench"
+        tell(f"left out of the page: {reason}")
+        return None
 
 
 def load_runs(found: dict[str, FoundRun]) -> list[Run]:

@@ -260,6 +260,23 @@ def test_keep_and_latest(engine: NativeEngine, folder: Path) -> None:
     assert checkpointer.folder.latest() == folder / "step-00000100"
 
 
+def test_what_cannot_be_removed_yet_stops_no_save(
+    engine: NativeEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps a file that an export reads, and its folder, until that is closed."""
+
+    def rmtree(path: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    checkpointer = Checkpointer(folder, keep=1)
+    for step in (1, 2, 3):
+        checkpointer.save(step, engine, {})
+    assert [path.name for path in CheckpointFolder(folder).list()] == ["step-00000003"]
+    assert len(list(folder.glob(".deleting-*"))) == 2
+
+
 def test_a_run_that_went_back_keeps_what_it_saves(engine: NativeEngine, folder: Path) -> None:
     checkpointer = Checkpointer(folder, keep=1)
     for step in (20, 3, 4):

@@ -231,6 +231,19 @@ def test_a_damaged_value_of_any_file_is_left_out(tmp_path: Path, file: str) -> N
         assert rows_of(report)["whole"]["tokens_per_s"] == 4096.0
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"rows": 1}'])
+def test_a_damaged_result_of_infer_bench_costs_no_report(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", losses=LOSSES)
+    (tmp_path / "inference").mkdir()
+    (tmp_path / "inference" / "inference.json").write_text(text)
+    assert main([str(tmp_path)]) == 0
+    assert '"inference":null' in (tmp_path / "report.html").read_text()
+    assert "left out of the page: " in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+
+
 def test_a_run_resumed_on_more_ranks_is_described_by_its_newest_start(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", losses=LOSSES, ranks=2, gpu=True)
     first, *_, last = (run / "rank0.jsonl").read_text().splitlines()

@@ -322,6 +322,18 @@ def test_linked_folders_are_read_once_each(tmp_path: Path) -> None:
     assert 2 * len(TEXT) < tokens < 2.2 * len(TEXT)
 
 
+def test_a_link_to_another_file_of_a_folder_is_not_read_besides(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name in (texts / "part-1.txt", tmp_path / "elsewhere.txt"):
+        name.write_text(TEXT)
+    (texts / "latest.txt").symlink_to("part-1.txt")
+    (texts / "other.txt").symlink_to(tmp_path / "elsewhere.txt")
+    corpus = open_text(texts)
+    tokens = sum(len(s.tokens) for s in (corpus.train, corpus.validation, corpus.test))
+    assert 2 * len(TEXT) < tokens < 2.2 * len(TEXT)
+
+
 def test_folders_in_a_loop_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "again").symlink_to(tmp_path / "texts")

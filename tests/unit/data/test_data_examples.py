@@ -662,6 +662,25 @@ def test_conversations_go_through_the_chat_template(records: list[Any], tmp_path
     assert learned.endswith(".<|im_end|>")
 
 
+def test_the_history_of_alpacas_instructions_comes_before_them(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', CHATML)}"
+    lines: list[Any] = [
+        {**one, "history": [["Hi!", "Hello."]], "system": "You add."} for one in ALPACA
+    ]
+    path = write(tmp_path / "d.jsonl", lines)
+    assert "line 1: has a 'system', which only a chat template writes" in refusal(path)
+    wrong = write(tmp_path / "wrong.jsonl", [{**SAYS, "history": ["Hi!"]}])
+    says = "line 1: 'history' holds 'Hi!', it must be a list of pairs of texts"
+    assert says in refusal(wrong, tokenizer)
+    text, learned = first_example(opened(path, tokenizer), tokenizer)
+    assert text.startswith(
+        "<|im_start|>system\nYou add.<|im_end|><|im_start|>user\nHi!<|im_end|>"
+        "<|im_start|>assistant\nHello.<|im_end|><|im_start|>user\nAdd the numbers."
+    )
+    assert learned.startswith("Hello.<|im_end|>The answer is ")
+
+
 def test_a_turn_of_weight_0_is_not_learned(tmp_path: Path) -> None:
     """As Axolotl and OpenAI mark it."""
     pytest.importorskip("transformers")

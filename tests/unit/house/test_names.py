@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from launcher.config.arguments import parse_run_config
-from launcher.config.resolve import resolve
-from launcher.run.run_folder import default_run_folder
+from launcher.config.resolve import check_run_folder, resolve
+from launcher.run.run_folder import (
+    RunFolder,
+    default_run_folder,
+    release_run_folder,
+    reserve_run_folder,
+)
 from launcher.tools.exchange import import_cli
+from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
 ROOT = Path(__file__).parents[3]
@@ -64,3 +70,24 @@ def test_a_run_folder_is_named_after_the_longest_model(tmp_path: Path) -> None:
     name = default_run_folder(replace(resolved, config=config)).name
     assert len(name.encode()) <= 255
     assert "\u00e9" * 75 in name
+
+
+def test_runs_that_start_together_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on each GPU, or tasks of an array: agents choose names seconds before ranks start."""
+    monkeypatch.chdir(tmp_path)
+    resolved = resolve(parse_run_config([]), world_size=1, device_type="cpu")
+    folders = [reserve_run_folder(resolved) for _ in range(3)]
+    assert len({*folders}) == 3
+    for folder in folders:
+        check_run_folder(folder, may_be_empty=True)
+        with pytest.raises(UserError, match="already exists"):
+            check_run_folder(folder)
+    run, other = RunFolder(folders[0]), RunFolder(folders[0])
+    run.begin({}, reopens=False)
+    with pytest.raises(FileExistsError):
+        other.begin({}, reopens=False)
+    for folder in folders:
+        release_run_folder(folder)
+    assert [*(tmp_path / "runs").iterdir()] == [tmp_path / folders[0]]

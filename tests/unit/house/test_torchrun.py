@@ -246,26 +246,60 @@ def test_a_node_says_that_it_waits(
     assert capsys.readouterr().err.count(says) == 1
 
 
-def test_two_agents_of_one_job_meet_on_one_machine(tmp_path: Path) -> None:
-    """The second finds the port in use, and joins the first, as with torch's own rendezvous."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    meeting = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+def agent_of_job(tmp_path: Path, nodes: str, port: int, *flags: str) -> "subprocess.Popen[str]":
+    """Start an agent that meets others of its job on this machine."""
+    meeting = [f"--nnodes={nodes}", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
     command = [str(TORCHRUN), *meeting, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "launcher.train"]
     (tmp_path / "text.txt").write_text("A text to train on. " * 500)
     command += ["--device=cpu", "--data=text.txt", "--tokenizer=byte", "--vocab-size=257"]
-    command += ["--layers=1", "--d-model=16", "--heads=1", "--context=16", "--steps=1", "--out=run"]
-    agents = [
-        subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
+    command += ["--layers=1", "--d-model=16", "--heads=1", "--context=16", "--out=run", *flags]
+    return subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+def test_two_agents_of_one_job_meet_on_one_machine(tmp_path: Path) -> None:
+    """The second finds the port in use, and joins the first, as with torch's own rendezvous."""
+    port = free_port()
+    agents = [agent_of_job(tmp_path, "2", port, "--steps=1") for _ in range(2)]
+    require_completed(agents, tmp_path / "run")
+
+
+def test_a_run_goes_on_with_a_node_that_joins_it(tmp_path: Path) -> None:
+    port = free_port()
+    flags = ["--resume=auto", "--save-every=20", "--keep=1", "--global-batch=8", "--micro-batch=4"]
+    flags += ["--report-to=none", "--log-every=20", "--steps=1000000"]
+
+    records, agents = tmp_path / "run" / "rank0.jsonl", []
+    until_s = time.monotonic() + 120
     try:
-        said = [agent.communicate(timeout=60)[1] for agent in agents]
+        for last in ("saved", "resumed"):
+            agents.append(agent_of_job(tmp_path, "1:2", port, *flags))
+            while time.monotonic() < until_s:
+                if records.exists() and f'"name": "{last}"' in records.read_text():
+                    break
+                time.sleep(0.1)
     finally:
         for agent in agents:
             agent.kill()
-    assert [agent.returncode for agent in agents] == [0, 0], said
-    status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["state"] == "completed"
+            agent.communicate()
+    found = [json.loads(line) for line in records.read_text().splitlines() if line[-1:] == "}"]
+    assert [one["world_size"] for one in found if one["kind"] == "run"] == [1, 2]
+    (step,) = [one["step"] for one in found if one.get("name") == "resumed"]
+    assert step >= 20
+
+
+def require_completed(agents: "list[subprocess.Popen[str]]", run: Path) -> None:
+    try:
+        said = [agent.communicate(timeout=120)[1] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [0] * len(agents), said
+    assert json.loads((run / "status.json").read_text())["state"] == "completed"

@@ -73,17 +73,18 @@ def test_the_clock_saves_unless_it_is_told_not_to(choice: LoopChoice, after_s: f
 @pytest.mark.parametrize(
     ("step_s", "steps"), [(0.01, 10), (0.5, 4), (30.0, 1)], ids=["fast", "medium", "slow"]
 )
+@pytest.mark.parametrize("reached", [0, 100_000], ids=["fresh", "resumed"])
 def test_slow_steps_are_asked_for_more_often(
-    step_s: float, steps: int, monkeypatch: pytest.MonkeyPatch
+    step_s: float, steps: int, reached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
     alone = rank(0, size=1)
     clock.now_s += step_s
-    settle([alone], 1)
+    settle([alone], reached + 1)
     alone.stop_requested = True
-    for step in range(2, 12):
+    for step in range(reached + 2, reached + 12):
         clock.now_s += step_s
         alone.between_logged_steps(step)
         if alone.preempted:
             break
-    assert step == 1 + steps
+    assert step == reached + 1 + steps

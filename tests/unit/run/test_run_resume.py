@@ -12,7 +12,7 @@ import pytest
 
 from launcher.config.schema import LoopChoice
 from launcher.measure.records import Status
-from launcher.parallel.world import choose_device
+from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run import run_folder
 from launcher.run.resume import (
     AUTO,
@@ -257,3 +257,13 @@ def test_an_earlier_run_on_a_nodes_own_disk_is_not_the_shared_folder(tmp_path: P
         run = tmp_path / agent
         RunFolder(run).begin({}, reopens=False, launch=launch_record([agent]))
         assert has_our_run(run) == seen
+
+
+def test_a_changing_number_of_nodes_needs_resume_auto(tmp_path: Path) -> None:
+    """torch restarts the ranks then, and counts no restart."""
+    environment = {OWN_AGENT: "1:2"}
+    for out in (None, tmp_path / "run"):
+        with pytest.raises(UserError, match="--nnodes 1:2: give --out and --resume auto"):
+            find_resume(LoopChoice(out=out), environment)
+    found = find_resume(LoopChoice(out=tmp_path / "run", resume=AUTO), environment)
+    assert found == Resume(source=None, reopens=False)

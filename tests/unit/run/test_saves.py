@@ -18,6 +18,7 @@ from launcher.run.run_folder import RunFolder
 from launcher.run.saves import Saves, run_entries
 from launcher.run.steps import SkippedSteps
 from launcher.strategies.engine import Engine, train_step
+from launcher.strategies.flat_shards import PARAM
 from launcher.train import build_engine
 
 MODEL = ["--layers=1", "--d-model=48", "--heads=2", "--context=16", "--vocab-size=257"]
@@ -65,6 +66,27 @@ def test_adapters_name_the_weights_that_they_began_beside(world: World, tmp_path
     saves.after_training(1, adapted, preempted=False)
     recorded = Checkpoint.open(tmp_path / "own" / "checkpoints" / "step-00000001").extra["base"]
     assert recorded.path == str(beside)
+
+
+def test_all_ranks_begin_with_the_main_ones_newest_checkpoint_of_a_living_run(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepared(tmp_path, *MODEL)
+    RunFolder(tmp_path / "alive").begin(run.resolved.config.flat(), reopens=False)
+    engine = build_engine(run.resolved, world)
+    begun = [s.data.clone() for s in engine.training_state().loaded() if s.kind == PARAM]
+    for step in (3, 6):
+        save(tmp_path / "alive", run, engine, step)
+        for shard in engine.training_state().loaded():
+            shard.data.add_(1.0)
+    # the main rank has looked before the second save
+    monkeypatch.setattr(World, "agreed", lambda self, _: "step-00000003")
+    for place in ("alive", "alive/checkpoints/step-00000003"):
+        own = prepared(tmp_path, f"--init-from={tmp_path / place}")
+        ours = build_engine(own.resolved, world)
+        saves_of(own, world, tmp_path / "own").resume(ours, Resume(source=None, reopens=False))
+        found = [s.data for s in ours.training_state().loaded() if s.kind == PARAM]
+        assert all(map(torch.equal, found, begun))
 
 
 def test_a_resumed_run_reads_the_weights_beside_its_adapters_once(

@@ -140,7 +140,9 @@ def test_a_control_group_limits_host_memory(
 ) -> None:
     (tmp_path / "memory.max").write_text(f"{GIB}\n")
     (tmp_path / "memory.current").write_text(f"{GIB // 2}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {GIB // 4}\n")
+    (tmp_path / "memory.stat").write_text(
+        f"anon 5\ninactive_file {GIB // 8}\nactive_file {GIB // 8}\n"
+    )
     monkeypatch.setattr(host_memory, "CGROUP", tmp_path)
     assert host_memory.available_host_bytes() == GIB // 2 + GIB // 4
     assert host_memory.host_bytes() == GIB
@@ -164,10 +166,11 @@ def test_a_job_is_limited_by_the_control_groups_that_it_is_in(
     for folder, limit in ((step, 1 << 63), (step.parent, GIB)):  # the first is v1's for none
         (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
         (folder / "memory.usage_in_bytes").write_text(f"{GIB // 2}\n")
-        (folder / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 2\n")
+        lines = "inactive_file 1\nactive_file 8\ntotal_inactive_file 2\ntotal_active_file 4\n"
+        (folder / "memory.stat").write_text(lines)
         (folder / "memory.oom_control").write_text("oom_kill_disable 0\noom_kill 3\n")
     assert host_memory.host_bytes() == GIB
-    assert host_memory.available_host_bytes() == GIB // 2 + 2
+    assert host_memory.available_host_bytes() == GIB // 2 + 6
     assert host_memory.Kills.read().group == 3
     before = host_memory.Kills(group=2, machine=0)
     assert "in a control group of 1.00GiB; give that more" in before.likely_cause()

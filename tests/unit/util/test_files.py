@@ -1,4 +1,4 @@
-"""Folders that their processes have locked."""
+"""Files that are replaced whole, and folders that their processes have locked."""
 
 import fcntl
 import tempfile
@@ -49,3 +49,17 @@ def test_a_run_folder_in_the_temporary_folder_stays(
         pass
     with files.scratch_folder("test"):
         assert (run / "checkpoints").is_dir()
+
+
+def test_a_files_text_is_on_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "config.yaml", []
+
+    def sync(file: Path) -> None:
+        synced.append((file.read_text(), path.exists()))
+
+    monkeypatch.setattr(files, "sync", sync)
+    files.replace_text(path, "steps: 10")
+    assert synced == [("steps: 10", False)]
+    assert path.read_text() == "steps: 10"
