@@ -185,7 +185,9 @@ def _assessed(reading: Reading, flags: list[str], cluster: Cluster, folder: Path
     """Plan the run, with transformers' decoder where its trainer computes that."""
     config = _config(reading, flags, cluster, folder)
     if reading.engine.computes_transformers:
-        theirs = computed_by_transformers(config, folder, marks_of(reading, config))
+        theirs = computed_by_transformers(
+            config, folder, marks_of(reading, config), reading.facts.get("layers")
+        )
         if theirs is not None:
             with contextlib.suppress(UserError):
                 return assessed(theirs, cluster, expandable=reading.engine.expandable_segments)

@@ -68,7 +68,7 @@ def training_flags(
     fields |= sharding(facts, gpus, machines)
     if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
-    fields |= _adapters(reading)
+    fields |= _adapters(reading, given)
     fields |= _precision(reading, fields["strategy"], adapters="lora_rank" in fields)
     fields |= _loss(reading)
     shape = ["--model", fields["model"], *user] if "model" in fields else user
@@ -129,18 +129,25 @@ def _model(reading: Reading, model: str | None) -> str:
     )
 
 
-def _adapters(reading: Reading) -> Facts:
+def _adapters(reading: Reading, given: set[str]) -> Facts:
     facts = reading.facts
-    targets = [name for name in ("qkv", "proj", "mlp") if facts.get(f"target {name}")]
+    said = [name for name in ("q", "k", "v", "proj", "mlp") if facts.get(f"target {name}")]
+    targets = dict.fromkeys("qkv" if name in "qkv" else name for name in said)
     is_lora = facts.get("lora") or any(name.startswith("target ") for name in facts)
     if not is_lora:
         facts.pop("lora_rank", None)
         return {}
     rank = facts.get("lora_rank") or facts.get("lora_rank if lora") or 8
     found: Facts = {"lora_rank": rank, "random_base": True}
-    named = facts.get("lora_targets") or ",".join(targets) or facts.get("lora_targets if lora")
+    named, layers = facts.get("lora_targets") or ",".join(targets), facts.pop("layers", None)
+    if facts.get("every layer"):
+        named, layers = "all", None
+    elif not named:
+        named, layers = facts.get("lora_targets if lora"), facts.get("layers if lora")
     if named:
         found["lora_targets"] = named
+    if layers and "lora_targets" not in given:
+        facts["layers"] = layers
     dropout = facts.get("lora_dropout", facts.get("lora_dropout if lora", 0.0))
     if dropout:
         found["lora_dropout"] = dropout

@@ -59,6 +59,8 @@ _OURS: Final = {
     "loss": "logits",
     "foreach": "foreach update",
     "lora": "adapters",
+    "layers": "adapters beside",
+    "every layer": "adapters beside every layer",
     "embedding_moments": "moments of the embedding",
     "replicas": "replicas",
     "shard": "ranks to shard over",

@@ -587,3 +587,28 @@ def test_a_switch_of_a_command_line_is_turned_off(tmp_path: Path) -> None:
     assert understood(path)[1].model.activation_checkpointing == "none"
     with pytest.raises(UserError):
         edited(read_source(path), {"gradient_checkpointing": True})
+
+
+@pytest.mark.parametrize(
+    ("said", "targets", "layers", "note"),
+    [
+        ("", "qkv", "q_proj,v_proj", None),  # PEFT's own default
+        ("lora_target_modules: [q_proj, v_proj, lm_head]\n", "qkv", "q_proj,v_proj", "lm_head"),
+        (
+            "lora_target_modules: 'model.layers.[\\d]+.(mlp|self_attn).(up|down|q|o)_proj'\n",
+            "qkv,proj,mlp",
+            "up_proj,down_proj,q_proj,o_proj",
+            None,
+        ),
+        ("lora_target_linear: true\nlora_target_modules: [q_proj]\n", "all", None, None),
+    ],
+)
+def test_layers_with_adapters_are_those_of_peft(
+    tmp_path: Path, said: str, targets: str, layers: str | None, note: str | None
+) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text(f"base_model: gpt2\nmicro_batch_size: 1\nadapter: lora\n{said}")
+    reading, config = understood(path)
+    assert config.model.lora_targets == targets
+    assert reading.facts.get("layers") == layers
+    assert [str(note) in text for text in reading.left_out] == ([True] if note else [])

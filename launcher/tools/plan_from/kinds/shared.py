@@ -1,5 +1,6 @@
 """Keys that several trainers share: Accelerate's FSDP section, DeepSpeed's JSON, launchers."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -232,15 +233,36 @@ ADAPTER_TARGETS: Final = {
 }
 
 
+# where a config names no layers: PEFT's utils/constants.py for Llama, Mistral, Qwen, Gemma ...
+PEFT_TARGETS: Final[Facts] = {"lora_targets if lora": "qkv", "layers if lora": "q_proj,v_proj"}
+
+
 def adapter_targets(value: Any) -> Facts:
-    """Read the names of layers with adapters; q, k and v are one layer here."""
-    names = value if isinstance(value, list) else str(value).replace(",", " ").split()
-    if not names or not is_on(value):
+    """Read the names of layers with adapters, or PEFT's expression for them; in our words q, k and
+    v are one layer."""
+    if not is_on(value):
         return {}
+    given = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    names = list(dict.fromkeys(name for each in given for name in _layers(str(each))))
     if "all" in names or "all-linear" in names:
         return {"lora_targets": "all"}
-    known = [ADAPTER_TARGETS.get(str(name).rpartition(".")[2]) for name in names]
-    found = [target for target in ("qkv", "proj", "mlp") if target in known]
+    known = [name for name in names if name in ADAPTER_TARGETS]
+    targets = {ADAPTER_TARGETS[name] for name in known}
+    found = ",".join(target for target in ("qkv", "proj", "mlp") if target in targets)
     if not found:
         raise Unknown("is planned as qkv,proj", lora_targets="qkv,proj")
-    return {"lora_targets": ",".join(found)}
+    facts = {"lora_targets": found, "layers": ",".join(known)}
+    if len(known) < len(names):
+        others = ", ".join(name for name in names if name not in known)
+        raise Unknown(f"adapters of {others} are not planned", **facts)
+    return facts
+
+
+def _layers(name: str) -> list[str]:
+    """Return the last part of a layer's path; of an expression, all known ones that it spells."""
+    if re.fullmatch(r"[\w.-]+", name):
+        return [name.rpartition(".")[2]]
+    # (q|k|v)_proj
+    groups = re.findall(r"\(([\w|]+)\)(\w*)", name)
+    spelled = [f"{one}{end}" for ones, end in groups for one in ones.split("|")]
+    return [one for one in (*spelled, *re.findall(r"\w+", name)) if one in ADAPTER_TARGETS]

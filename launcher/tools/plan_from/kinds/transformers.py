@@ -23,6 +23,7 @@ from launcher.tools.plan_from.kinds.shared import (
     FSDP_SECTION,
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
+    PEFT_TARGETS,
     WEIGHTS,
     adapter_targets,
 )
@@ -168,7 +169,7 @@ TRAINING_ARGUMENTS = Kind(
     keys=TRAINER_KEYS,
     left_out=TRAINER_LEFT_OUT,
     no_effect=TRAINER_NO_EFFECT,
-    defaults={"micro_batch": 8, "accumulation": 1},
+    defaults={"micro_batch": 8, "accumulation": 1, **PEFT_TARGETS},
     micro_batch="per_device_train_batch_size",
     accumulation="gradient_accumulation_steps",
     changes=TRAINER_CHANGES,

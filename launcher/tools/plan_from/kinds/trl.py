@@ -1,6 +1,7 @@
 """trl's SFTTrainer: a YAML file or the flags of `trl sft`."""
 
 from launcher.tools.plan_from.keys import Kind, alike, is_on, when, words
+from launcher.tools.plan_from.kinds.shared import PEFT_TARGETS
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_CHANGES,
     TRAINER_KEYS,
@@ -54,6 +55,7 @@ TRL = Kind(
         "loss": "chunked",
         "lora_rank if lora": 16,
         "lora_dropout if lora": 0.05,
+        **PEFT_TARGETS,
     },
     micro_batch="per_device_train_batch_size",
     accumulation="gradient_accumulation_steps",
