@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from launcher.model.sizes import known_name
 from launcher.tools.plan_from.engines import ENGINES, Engine
-from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown
+from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown, is_on
 from launcher.tools.plan_from.kinds import KINDS
 from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
 from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
@@ -107,6 +107,9 @@ def read_files(sources: Sequence[Source]) -> Reading:
         )
     assert reading is not None
     reading.facts = dict(reading.kind.defaults) | reading.facts
+    if reading.facts.get("engine") == "deepspeed" and "absent" not in reading.facts:
+        # accelerate's stage where nothing says one: utils/dataclasses.py, DeepSpeedPlugin
+        reading.facts = {"strategy": "zero", "zero": 2} | reading.facts
     return reading
 
 
@@ -121,7 +124,11 @@ def _launched(trainer: Reading, launcher: Reading) -> Facts:
 
 def _read(kind: Kind, source: Source, place: str = "") -> Reading:
     reading = Reading(kind=kind, source=source, facts={})
-    for key, value in source.flat.items():
+    flat = dict(source.flat)
+    if flat.get("bf16") == "auto" and is_on(flat.get("fp16")):  # Axolotl's, over which fp16 wins
+        reading.no_effect.append(f"{place}bf16")
+        del flat["bf16"]
+    for key, value in flat.items():
         if value is True and key not in kind.keys and key.removeprefix("no_") in kind.keys:
             key, value = key.removeprefix("no_"), False  # a switch that is on by default
         reader, shown = kind.keys.get(key), place + key
@@ -218,7 +225,9 @@ def _read_companions(
         if what == "deepspeed":
             # the trainer's own batch counts: transformers rejects a file with another
             batch = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
-            reading.facts |= {k: v for k, v in found.facts.items() if k not in batch}
+            # DeepSpeed's own stage is 0
+            facts = {"strategy": "ddp"} | found.facts
+            reading.facts |= {k: v for k, v in facts.items() if k not in batch}
         else:
             reading.facts = _launched(reading, found)
         facts = reading.facts.items()

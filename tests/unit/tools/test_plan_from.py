@@ -514,6 +514,7 @@ def test_a_line_of_a_shell_is_one_command(
         ("", "bf16-pure", "none"),  # bf16: auto is Axolotl's default
         ("bf16: false\n", "fp32", "none"),
         ("fp16: true\nbf16: false\n", "fp16", "none"),
+        ("fp16: true\nbf16: auto\n", "fp16", "none"),
         ("activation_offloading: true\ngradient_checkpointing: true\n", "bf16-pure", "offload"),
         (
             "fsdp_config:\n  activation_checkpointing: true\ngradient_checkpointing: false\n",
