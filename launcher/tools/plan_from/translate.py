@@ -226,8 +226,8 @@ def _read_companions(
             # the trainer's own batch counts: transformers rejects a file with another
             batch = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
             # DeepSpeed's own stage is 0
-            facts = {"strategy": "ddp"} | found.facts
-            reading.facts |= {k: v for k, v in facts.items() if k not in batch}
+            whole = {"strategy": "ddp"} | found.facts
+            reading.facts |= {k: v for k, v in whole.items() if k not in batch}
         else:
             reading.facts = _launched(reading, found)
         facts = reading.facts.items()

@@ -551,6 +551,29 @@ def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
     assert understood(path, *given)[1].data.global_batch == 1
 
 
+@pytest.mark.parametrize(
+    ("launch", "stage"),
+    [
+        ("--use_deepspeed", 2),
+        ("--use_deepspeed --zero_stage 3", 3),
+        ("--use_deepspeed --zero_stage 0", None),
+        ("--use_deepspeed --deepspeed_config_file ds.json", None),
+        ("--config_file deepspeed.yaml", 2),
+    ],
+)
+def test_deepspeed_without_a_stage_has_that_of_accelerate(
+    tmp_path: Path, launch: str, stage: int | None
+) -> None:
+    (tmp_path / "deepspeed.yaml").write_text("distributed_type: DEEPSPEED\nmixed_precision: bf16\n")
+    (tmp_path / "ds.json").write_text('{"bf16": {"enabled": true}, "train_batch_size": "auto"}')
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"accelerate launch --num_processes 4 {launch} train.py --learning_rate 1 "
+        "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"
+    )
+    assert understood(path)[1].sharding.zero == stage
+
+
 def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
