@@ -287,6 +287,15 @@ def test_json_has_all_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "zero3.json: gradient_clipping" in record["without_effect"]
 
 
+def test_flags_are_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "zero.json"
+    offload = {"device": "nvme", "nvme_path": "/mnt/my disk"}
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_param": offload}}))
+    run = ["--gpus", "2", "--model", "nano", "--micro-batch", "1", "--seq-len", "64"]
+    assert main(["--from", str(path), "--gpu", "H100", *run]) == 0
+    assert "--nvme-path '/mnt/my disk'" in " ".join(capsys.readouterr().out.split())
+
+
 def test_two_files_are_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(folder / "acc_zero2.yaml"), str(folder / "sft.yaml")]
     assert main(["--from", *files, "--gpu", "A100-40GB", "--json"]) == 0
