@@ -133,7 +133,8 @@ def _adapters(reading: Reading, given: set[str]) -> Facts:
     facts = reading.facts
     said = [name for name in ("q", "k", "v", "proj", "mlp") if facts.get(f"target {name}")]
     targets = dict.fromkeys("qkv" if name in "qkv" else name for name in said)
-    is_lora = facts.get("lora") or any(name.startswith("target ") for name in facts)
+    ranked = "lora_rank" in facts and facts.get("lora if ranked", False)
+    is_lora = facts.get("lora", ranked) or any(name.startswith("target ") for name in facts)
     if not is_lora:
         facts.pop("lora_rank", None)
         return {}

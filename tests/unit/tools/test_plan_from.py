@@ -560,6 +560,22 @@ def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
     assert understood(path, *given)[1].data.global_batch == 1
 
 
+def test_flags_of_scripts_around_transformers_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    run = (
+        "python train.py --output_dir x --learning_rate 1 --model_name_or_path gpt2 "
+        "--per_device_train_batch_size 1 --max_seq_len 512 --lora_dim 16 "
+    )
+    path.write_text(f"{run}--bits 4 --use_flash_attn True\n")
+    reading, config = understood(path)
+    assert reading.left_out == []
+    assert (config.model.lora_rank, config.model.quantize_base) == (16, "nf4")
+    assert (config.data.seq_len, config.model.attention) == (512, "flash")
+    for off in ("--use_lora False", "--lora_dim 0"):
+        path.write_text(f"{run}{off}\n")
+        assert understood(path)[1].model.lora_rank is None
+
+
 @pytest.mark.parametrize(
     ("launch", "stage"),
     [

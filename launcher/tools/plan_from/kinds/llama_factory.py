@@ -2,18 +2,14 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, is_on, number_of, when, whole, words
+from launcher.tools.plan_from.keys import Facts, Kind, is_on, when, whole, words
 from launcher.tools.plan_from.kinds.shared import ATTENTION, adapter_targets
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_KEYS,
     TRAINER_LEFT_OUT,
     TRAINER_NO_EFFECT,
+    bits,
 )
-
-
-def _quantized(value: Any) -> Facts:
-    bits = number_of(value)
-    return {"quantize_base": "nf4" if bits <= 4 else "int8"} if bits else {}
 
 
 def _bf16(value: Any) -> Facts:
@@ -39,7 +35,7 @@ LLAMA_FACTORY = Kind(
         "lora_target": adapter_targets,
         "lora_rank": whole("lora_rank"),
         "oft_target": adapter_targets,
-        "quantization_bit": _quantized,
+        "quantization_bit": bits,
         "pure_bf16": when(mixed="bf16", base="bf16", weights="bf16"),
         # the frozen base is loaded in bf16, what is trained stays in fp32 (model/adapter.py)
         "bf16": _bf16,

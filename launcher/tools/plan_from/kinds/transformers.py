@@ -82,6 +82,21 @@ def lora_dropout(value: Any) -> Facts:
     return {"lora_dropout": min(max(number_of(value) or 0.0, 0.0), 0.99)}
 
 
+def bits(value: Any) -> Facts:
+    """Read the width of a quantized base; 16 and above are none."""
+    number = number_of(value) or 16
+    return {"quantize_base": "nf4" if number <= 4 else "int8"} if number < 16 else {}
+
+
+def _rank(value: Any) -> Facts:
+    """Read a rank of adapters, where 0 asks for none."""
+    return {} if number_of(value) == 0 else whole("lora_rank")(value)
+
+
+def _lora(value: Any) -> Facts:
+    return {"lora": is_on(value)}
+
+
 TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "model_name_or_path": text("model"),
     "per_device_train_batch_size": whole("micro_batch"),
@@ -112,10 +127,8 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "block_size": whole("seq_len"),
     "load_in_4bit": when(quantize_base="nf4"),
     "load_in_8bit": when(quantize_base="int8"),
-    "use_peft": when(lora=True),
-    "use_lora": when(lora=True),
-    "lora_r": whole("lora_rank"),
-    "lora_rank": whole("lora_rank"),
+    **dict.fromkeys(("use_peft", "use_lora", "lora_enable"), _lora),
+    **dict.fromkeys(("lora_r", "lora_rank", "lora_dim"), _rank),
     "lora_dropout": lora_dropout,
     "lora_target_modules": adapter_targets,
     **LAUNCHER_KEYS,
@@ -166,10 +179,19 @@ TRAINING_ARGUMENTS = Kind(
     name="transformers TrainingArguments",
     engine="transformers",
     marks=("output_dir", "per_device_train_batch_size", "learning_rate"),
-    keys=TRAINER_KEYS,
+    # flags of scripts around transformers' Trainer: FastChat, LLaVA, QLoRA, DeepSpeed-Chat
+    keys={
+        **TRAINER_KEYS,
+        "max_seq_len": whole("seq_len"),
+        "deepspeed_config": deepspeed_file,
+        "bits": bits,
+        **dict.fromkeys(("q_lora", "use_qlora"), when(lora=True, quantize_base="nf4")),
+        "lora_modules": adapter_targets,
+        **dict.fromkeys(("use_flash_attn", "use_flash_attention"), when(attention="flash")),
+    },
     left_out=TRAINER_LEFT_OUT,
     no_effect=TRAINER_NO_EFFECT,
-    defaults={"micro_batch": 8, "accumulation": 1, **PEFT_TARGETS},
+    defaults={"micro_batch": 8, "accumulation": 1, "lora if ranked": True, **PEFT_TARGETS},
     micro_batch="per_device_train_batch_size",
     accumulation="gradient_accumulation_steps",
     changes=TRAINER_CHANGES,
