@@ -97,7 +97,8 @@ def _without_companion(reading: Reading, given: set[str]) -> None:
     absent = str(reading.facts["absent"])
     if not given & {"strategy", "zero", "deepspeed"}:
         raise UserError(
-            f"{reading.source.path}: {absent}: give it to --from, too, or give --strategy or --zero"
+            f"{reading.source.path}: {absent}: give the file to --from, too, or give --strategy or "
+            "--zero"
         )
     reading.left_out.append(absent)
 

@@ -116,6 +116,8 @@ def read_files(sources: Sequence[Source]) -> Reading:
 def _launched(trainer: Reading, launcher: Reading) -> Facts:
     """Return the facts of a trainer's file beside one that launches it, over which it wins."""
     facts = launcher.facts | trainer.facts
+    if launcher.kind is DEEPSPEED:
+        facts.pop("absent", None)  # this is the file
     asked = [one.facts.get(_RECOMPUTES) for one in (trainer, launcher)]
     if "full" in asked and launcher.kind.engine in _SERVES:
         facts[_RECOMPUTES] = "full"  # FSDP's or the trainer's own: either recomputes
@@ -180,8 +182,11 @@ def _leave_out_variable(reading: Reading, key: str, value: Any) -> None:
             f"{reading.source.path}: {key} {value!r:.60} is known only to the shell: put "
             "the number there"
         )
-    text = one_line(str(value), 60)
-    reading.left_out.append(f"{key} {text}: known only to the shell")
+    text = f"{key} {one_line(str(value), 60)}: known only to the shell"
+    if key in ("deepspeed", "deepspeed_config", "deepspeed_config_file"):
+        reading.facts["absent"] = text
+    else:
+        reading.left_out.append(text)
 
 
 def _reason(kind: Kind, key: str) -> str | None:

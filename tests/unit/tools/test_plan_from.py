@@ -429,13 +429,25 @@ def test_a_file_that_is_named_by_its_place_elsewhere_is_found_beside(
     assert "zero_optimization.stage: 2" in capsys.readouterr().out
     stage.rename(elsewhere)
     assert main(["--from", str(config), *planned]) == 2
-    assert "zero.json: not beside this file: give it to --from, too" in capsys.readouterr().err
+    assert (
+        "zero.json: not beside this file: give the file to --from, too" in capsys.readouterr().err
+    )
     assert main(["--from", str(config), *planned, "--zero", "3"]) == 0
     assert "zero.json: not beside this file" in capsys.readouterr().out
     assert main(["--from", str(config), str(elsewhere), *planned]) == 0
     said = capsys.readouterr().out
     assert "zero_optimization.stage: 2" in said
     assert "not beside" not in said
+
+    config = tmp_path / "run.sh"
+    config.write_text(
+        "deepspeed train.py --deepspeed $1 --output_dir x --model_name_or_path gpt2 "
+        "--per_device_train_batch_size 1 --learning_rate 1\n"
+    )
+    assert main(["--from", str(config), *planned]) == 2
+    assert "deepspeed $1: known only to the shell: give the file" in capsys.readouterr().err
+    assert main(["--from", str(config), str(elsewhere), *planned]) == 0
+    assert "--zero 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
