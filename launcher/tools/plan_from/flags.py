@@ -1,12 +1,14 @@
 """Facts of a reading as flags of `launcher.train`, and what is still to be asked for."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from launcher.config.arguments import parse_run_config
 from launcher.measure.hardware import GPUS_PER_NODE
+from launcher.model.sizes import known_name
 from launcher.tools.plan_from.keys import Facts
-from launcher.tools.plan_from.translate import Reading, model_of, sharding
+from launcher.tools.plan_from.translate import Reading
 from launcher.util.errors import UserError
 from launcher.util.flags import as_words, fields_of
 
@@ -41,6 +43,50 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
     return found, nodes
 
 
+def _model_of(facts: Mapping[str, Any]) -> str | None:
+    """Return our name of the model, or None where it has none."""
+    flavor, family = str(facts.get("flavor", "")).lower(), facts.get("family")
+    if flavor and family is None:
+        family, _, flavor = flavor.partition("_")
+    if family is not None:
+        names = {"llama3": "llama-3.1-{}", "qwen3": "qwen3-{}", "llama2": "llama-2-{}"}
+        return known_name(names.get(str(family), "{}").format(flavor.partition("_")[0]))
+    name = facts.get("model")
+    if name is None:
+        return None
+    # A month of release, as in Qwen3-4B-Instruct-2507, leaves the shape as it was.
+    return known_name(str(name)) or known_name(re.sub(r"-\d{4}$", "", str(name)))
+
+
+def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
+    """Return the fields of sharding on so many GPUs."""
+    tensor, context = facts.get("tensor_parallel", 1), facts.get("context_parallel", 1)
+    found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
+    names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
+    strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
+    if replicas == "nodes":
+        replicas = machines
+    if "shard" in facts:  # torchtitan: what is left is sharded over
+        # -1: over all ranks that are left
+        shards = facts["shard"] if facts["shard"] > 0 else gpus // (tensor * replicas) or 1
+        strategy = "fsdp" if shards > 1 else "ddp" if replicas > 1 else "single"
+    if strategy is None or strategy == "ddp" or (strategy == "single" and gpus > 1):
+        several = facts.get("sharding of several", "ddp")
+        strategy = several if gpus > 1 else "single"
+    found["strategy"] = strategy
+    if strategy == "fsdp" and isinstance(replicas, int) and 1 < replicas < gpus:
+        found["replicate"] = replicas
+    offloads = strategy in ("fsdp", "zero")
+    found |= {name: facts[name] for name in names if name in facts and offloads}
+    if strategy == "fsdp":
+        found.pop("zero", None)
+    elif strategy == "zero":
+        found.pop("reshard_after_forward", None)
+        if found.get("zero") != 3:
+            found.pop("offload_param", None)
+    return found
+
+
 def training_flags(
     reading: Reading, user: Sequence[str], gpus: int, machines: int
 ) -> tuple[list[str], Facts]:
@@ -54,7 +100,7 @@ def training_flags(
         _without_companion(reading, given)
     own = parse_run_config(user)
     fields: Facts = {name: facts[name] for name in _AS_THEY_ARE if name in facts}
-    model = model_of(facts)
+    model = _model_of(facts)
     if not given & {"model", "init_from"}:
         fields["model"] = _model(reading, model)
     if not reading.engine.ties_head and "tied" not in given:
@@ -65,7 +111,7 @@ def training_flags(
         facts["strategy"] = own.sharding.strategy if "strategy" in given else "zero"
         for name in ("shard", "sharding of several"):
             facts.pop(name, None)
-    fields |= sharding(facts, gpus, machines)
+    fields |= _sharding(facts, gpus, machines)
     if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
     fields |= _adapters(reading, given)

@@ -1,12 +1,10 @@
 """Turn a file's keys into facts by its trainer's table, and facts into flags of a training."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.model.sizes import known_name
 from launcher.tools.plan_from.engines import ENGINES, Engine
 from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown, is_on
 from launcher.tools.plan_from.kinds import KINDS
@@ -205,7 +203,7 @@ def _read_companions(
         seen: files that are being read; a config that names one of them does so in a circle.
     """
     seen |= {reading.source.path.resolve()}
-    for what in ("deepspeed", "config_file"):
+    for what in ("deepspeed", "config_file", "fsdp_config"):
         named = reading.facts.pop(f"companion {what}", None)
         if named is None:
             continue
@@ -213,7 +211,11 @@ def _read_companions(
         if path is None and Path(str(named)).name in given:
             continue
         if path is None:
-            reading.facts["absent"] = f"{what} {one_line(str(named), 60)}: not beside this file"
+            text = f"{what} {one_line(str(named), 60)}: not beside this file"
+            if what == "fsdp_config":
+                reading.left_out.append(text)  # `fsdp` says the sharding
+            else:
+                reading.facts["absent"] = text
             continue
         if path.resolve() in seen:
             raise WrongValue(
@@ -222,6 +224,9 @@ def _read_companions(
             )
         other = read_source(path)
         kind = DEEPSPEED if what == "deepspeed" else kind_of(other)
+        if what == "fsdp_config":
+            kind = reading.kind
+            other = other._replace(flat={f"{what}.{key}": v for key, v in other.flat.items()})
         if kind is None:
             reading.left_out.append(f"{what} {path.name}: of no trainer known here")
             continue
@@ -257,47 +262,3 @@ def _beside(file: Path, named: str) -> Path | None:
         except OSError:
             return None
     return None
-
-
-def model_of(facts: Mapping[str, Any]) -> str | None:
-    """Return our name of the model, or None where it has none."""
-    flavor, family = str(facts.get("flavor", "")).lower(), facts.get("family")
-    if flavor and family is None:
-        family, _, flavor = flavor.partition("_")
-    if family is not None:
-        names = {"llama3": "llama-3.1-{}", "qwen3": "qwen3-{}", "llama2": "llama-2-{}"}
-        return known_name(names.get(str(family), "{}").format(flavor.partition("_")[0]))
-    name = facts.get("model")
-    if name is None:
-        return None
-    # A month of release, as in Qwen3-4B-Instruct-2507, leaves the shape as it was.
-    return known_name(str(name)) or known_name(re.sub(r"-\d{4}$", "", str(name)))
-
-
-def sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
-    """Return the fields of sharding on so many GPUs."""
-    tensor, context = facts.get("tensor_parallel", 1), facts.get("context_parallel", 1)
-    found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
-    names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
-    strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
-    if replicas == "nodes":
-        replicas = machines
-    if "shard" in facts:  # torchtitan: what is left is sharded over
-        # -1: over all ranks that are left
-        shards = facts["shard"] if facts["shard"] > 0 else gpus // (tensor * replicas) or 1
-        strategy = "fsdp" if shards > 1 else "ddp" if replicas > 1 else "single"
-    if strategy is None or strategy == "ddp" or (strategy == "single" and gpus > 1):
-        several = facts.get("sharding of several", "ddp")
-        strategy = several if gpus > 1 else "single"
-    found["strategy"] = strategy
-    if strategy == "fsdp" and isinstance(replicas, int) and 1 < replicas < gpus:
-        found["replicate"] = replicas
-    offloads = strategy in ("fsdp", "zero")
-    found |= {name: facts[name] for name in names if name in facts and offloads}
-    if strategy == "fsdp":
-        found.pop("zero", None)
-    elif strategy == "zero":
-        found.pop("reshard_after_forward", None)
-        if found.get("zero") != 3:
-            found.pop("offload_param", None)
-    return found

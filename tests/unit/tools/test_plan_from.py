@@ -588,6 +588,24 @@ def test_flags_of_scripts_around_transformers_are_read(tmp_path: Path) -> None:
         assert understood(path)[1].model.lora_rank is None
 
 
+def test_fsdps_section_in_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nproc 2 train.py --output_dir x --learning_rate 1 --model_name_or_path gpt2 "
+        "--per_device_train_batch_size 1 --fsdp full_shard --fsdp_config fsdp.json\n"
+    )
+    reading, _ = understood(path)
+    assert reading.left_out == ["fsdp_config fsdp.json: not beside this file"]
+    section = {"activation_checkpointing": True, "fsdp_cpu_offload": True, "min_num_params": 9}
+    (tmp_path / "fsdp.json").write_text(json.dumps(section))
+    reading, config = understood(path)
+    assert config.model.activation_checkpointing == "full"
+    assert config.sharding.offload_param == "cpu"
+    assert reading.left_out == [
+        "fsdp.json: fsdp_config.min_num_params: each block is planned as a group"
+    ]
+
+
 @pytest.mark.parametrize(
     ("launch", "stage"),
     [

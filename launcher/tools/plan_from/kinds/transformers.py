@@ -77,6 +77,13 @@ def deepspeed_file(value: Any) -> Facts:
     return {"companion deepspeed": value} if isinstance(value, str) and is_on(value) else {}
 
 
+def _fsdp_file(value: Any) -> Facts:
+    """Read the name of a file with keys of FSDP's section."""
+    if str(value).startswith("{"):
+        raise Unknown("is planned as FSDP's defaults")
+    return {"companion fsdp_config": value} if isinstance(value, str) and is_on(value) else {}
+
+
 def lora_dropout(value: Any) -> Facts:
     """Read the dropout in front of adapters, which keeps its output and its mask."""
     return {"lora_dropout": min(max(number_of(value) or 0.0, 0.0), 0.99)}
@@ -114,6 +121,7 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "use_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
     "fsdp": fsdp_words,
     **FSDP_SECTION,
+    "fsdp_config": _fsdp_file,
     "deepspeed": deepspeed_file,
     "use_cpu": when(cpu=True),
     "no_cuda": when(cpu=True),
