@@ -1,5 +1,6 @@
 """Facts of a reading as flags of `launcher.train`, and what is still to be asked for."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -28,7 +29,13 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
     """
     facts = reading.facts
     machines = facts.get("machines", 1)
-    found = asked or facts.get("gpus") or machines * facts.get("per_machine", 0)
+    degrees = _degrees(reading)
+    found = asked or facts.get("gpus") or machines * facts.get("per_machine", 0) or degrees
+    if degrees and found != degrees:
+        raise UserError(
+            f"{reading.source.path}: its degrees of parallelism are for {degrees} GPUs, not "
+            f"{found}: give --gpus {degrees}, or correct them"
+        )
     if not found:
         strategy = "fsdp" if "shard" in facts else facts.get("strategy", "")
         if strategy in _SHARDED_BY or facts.get("tensor_parallel", 1) > 1:
@@ -68,7 +75,10 @@ def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
         replicas = machines
     if "shard" in facts:  # torchtitan: what is left is sharded over
         # -1: over all ranks that are left
-        shards = facts["shard"] if facts["shard"] > 0 else gpus // (tensor * replicas) or 1
+        # and with its ranks of context parallelism
+        shards = facts["shard"] * context
+        if shards < 0:
+            shards = gpus // (tensor * replicas)
         strategy = "fsdp" if shards > 1 else "ddp" if replicas > 1 else "single"
     if strategy is None or strategy == "ddp" or (strategy == "single" and gpus > 1):
         several = facts.get("sharding of several", "ddp")
@@ -85,6 +95,15 @@ def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
         if found.get("zero") != 3:
             found.pop("offload_param", None)
     return found
+
+
+def _degrees(reading: Reading) -> int:
+    """Return the ranks that torchtitan's degrees come to; 0 where they take all that there are."""
+    facts = reading.facts
+    if facts.get("shard", -1) < 0:
+        return 0
+    names = ("shard", "replicas", "tensor_parallel", "context_parallel", "pipeline")
+    return math.prod(int(facts.get(name, 1)) for name in names)
 
 
 def training_flags(
@@ -120,11 +139,12 @@ def training_flags(
     shape = ["--model", fields["model"], *user] if "model" in fields else user
     layers = parse_run_config(shape).model.build().layers
     fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
-    micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, fields)
+    length = own.data.seq_len if "seq_len" in given else fields.get("seq_len", 1)
+    micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, length)
     ranks = max(1, gpus // (fields["tensor_parallel"] * fields["context_parallel"]))
     whole = facts.get("global_batch") or micro * ranks * facts.get("accumulation", 1)
     if "global_batch_tokens" in facts:
-        whole = facts["global_batch_tokens"] // fields["seq_len"]
+        whole = facts["global_batch_tokens"] // length
     # whole micro-batches on every rank, at least one
     whole = max(whole - whole % (micro * ranks), micro * ranks)
     fields |= {"micro_batch": micro, "global_batch": whole}
@@ -264,7 +284,7 @@ def _checkpointing(reading: Reading, layers: int, gpus: int) -> str:
     return f"keep=attention,qkv,proj,mlp-up:{layers - half}/keep=attention,qkv:{half}"
 
 
-def _micro_batch(facts: Mapping[str, Any], fields: Facts) -> int:
+def _micro_batch(facts: Mapping[str, Any], length: int) -> int:
     if "micro_batch_tokens" in facts:
-        return max(1, int(facts["micro_batch_tokens"]) // int(fields["seq_len"]))
+        return max(1, int(facts["micro_batch_tokens"]) // length)
     return int(facts.get("micro_batch", 1))

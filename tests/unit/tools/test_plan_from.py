@@ -691,3 +691,32 @@ def test_layers_with_adapters_are_those_of_peft(
     assert config.model.lora_targets == targets
     assert reading.facts.get("layers") == layers
     assert [str(note) in text for text in reading.left_out] == ([True] if note else [])
+
+
+def test_degrees_of_torchtitan_are_those_of_its_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "titan.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 512\nlocal_batch_size = 1\n'
+        "[parallelism]\ndata_parallel_shard_degree = 1\ntensor_parallel_degree = 2\n"
+        "context_parallel_degree = 2\n"
+    )
+    _, config = understood(path)
+    # ranks of context parallelism shard states, too
+    assert (config.sharding.strategy, config.data.global_batch) == ("fsdp", 1)
+    with pytest.raises(UserError, match=r"are for 4 GPUs, not 8: give --gpus 4, or correct them"):
+        understood(path, "--gpus", "8")
+    path.write_text(path.read_text() + "pipeline_parallel_degree = 2\n")
+    assert "pipelines are not planned" in understood(path, "--gpus", "8")[0].left_out[0]
+
+
+def test_tokens_of_torchtitan_are_of_the_sequences_that_are_planned(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b "
+        "--training.steps 10 --training.max_context_length 8192 "
+        "--training.num_tokens_per_microbatch_per_dp_rank 16384 "
+        "--training.num_tokens_per_train_step -1\n"
+    )
+    for length, micro in (("8192", 2), ("4096", 4)):
+        _, config = understood(path, "--seq-len", length)
+        assert (config.data.micro_batch, config.data.global_batch) == (micro, 8 * micro)
