@@ -26,7 +26,7 @@ from launcher.tools.plan_from.decoders import computed_by_transformers
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.reading import Source
-from launcher.tools.plan_from.translate import Reading, read_files
+from launcher.tools.plan_from.translate import Reading, configured, read_files
 from launcher.util.errors import UserError
 from launcher.util.flags import fields_of, flag, without
 
@@ -106,6 +106,7 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
     Raises:
         UserError: something is missing, or cannot be planned, with its name.
     """
+    sources = [configured(source) for source in sources]
     reading = read_files(sources)
     options, user = parse_options([*argv])
     asked = options.gpus if "gpus" in fields_of(argv) else None

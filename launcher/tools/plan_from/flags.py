@@ -139,7 +139,8 @@ def training_flags(
     shape = ["--model", fields["model"], *user] if "model" in fields else user
     layers = parse_run_config(shape).model.build().layers
     fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
-    length = own.data.seq_len if "seq_len" in given else fields.get("seq_len", 1)
+    said = own.data.seq_len if "seq_len" in given else None
+    length = int(said or fields.get("seq_len", 1))
     micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, length)
     ranks = max(1, gpus // (fields["tensor_parallel"] * fields["context_parallel"]))
     whole = facts.get("global_batch") or micro * ranks * facts.get("accumulation", 1)

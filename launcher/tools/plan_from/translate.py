@@ -111,6 +111,15 @@ def read_files(sources: Sequence[Source]) -> Reading:
     return reading
 
 
+def configured(source: Source) -> Source:
+    """Return the config that a command line names, below its other flags; else the source."""
+    named = str(source.flat.get("config", ""))
+    path = _beside(source.path, named) if source.path.suffix == ".sh" else None
+    if path is None:
+        return source
+    return read_source(path).under({k: v for k, v in source.flat.items() if k != "config"})
+
+
 def _launched(trainer: Reading, launcher: Reading) -> Facts:
     """Return the facts of a trainer's file beside one that launches it, over which it wins."""
     facts = launcher.facts | trainer.facts

@@ -393,7 +393,7 @@ def test_variables_of_a_script_are_read(tmp_path: Path, capsys: pytest.CaptureFi
         arithmetic.replace(" --optim $OPTIM", " --gradient_accumulation_steps $STEPS")
     )
     assert main(["--from", str(script), "--gpu", "H100"]) == 0
-    assert "gradient_accumulation_steps $((64: known only to the shell" in capsys.readouterr().out
+    assert "gradient_accumulation_steps $STEPS: known only to the shell" in capsys.readouterr().out
     script.write_text(script.read_text().replace("BATCH=4", "OTHER=4"))
     assert main(["--from", str(script), "--gpu", "H100"]) == 2
     said = capsys.readouterr().err
@@ -527,6 +527,53 @@ def test_a_line_of_a_shell_is_one_command(
     assert config.data.micro_batch == 3
     assert config.data.global_batch == 3 * ranks
     assert [text.split(":")[0] for text in reading.left_out if "gpu" not in text] == ["eos_token"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'ARGS="\n  --nproc_per_node 2 \\\n  --nnodes $(hostname | wc -l)\n"\n'
+        "torchrun $ARGS train.py --output_dir x --learning_rate 1 --model_name_or_path gpt2 "
+        '--per_device_train_batch_size 3 "$@"\n'
+        "python evaluate.py --model x --batch 8\n",
+        "RUN=(\n  --nproc_per_node 2\n  # for now\n)\n"
+        'cmd="torchrun ${RUN[@]} train.py --output_dir x --learning_rate 1"\n'
+        "eval $cmd --model_name_or_path 'gpt2' --per_device_train_batch_size 3 $MORE\n",
+    ],
+)
+def test_flags_in_variables_and_arrays_of_a_shell_are_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    reading, config = understood(path)
+    assert config.data.global_batch == 3 * 2
+    rest = ["$@"] if "$@" in text else ["$MORE"]
+    assert [each.split(":")[0] for each in reading.left_out if "nnodes" not in each] == rest
+
+
+def test_a_config_that_a_command_line_names_is_below_its_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ddp.yaml").write_text(
+        "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 2\n"
+    )
+    (tmp_path / "sft.yaml").write_text(
+        "stage: sft\nmodel_name_or_path: nano\nfinetuning_type: full\ncutoff_len: 64\n"
+        "per_device_train_batch_size: 4\n"
+    )
+    path = tmp_path / "run.sh"
+    for text, ranks, micro in (
+        ("accelerate launch --config_file ddp.yaml src/train.py sft.yaml", 2, 4),
+        ("llamafactory-cli train sft.yaml per_device_train_batch_size=1", 1, 1),
+        ("trl sft --config sft.yaml --per_device_train_batch_size 2", 1, 2),
+    ):
+        path.write_text(f"{text}\n")
+        assert main(["--from", str(path), "--gpu", "H100", "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert (record["kind"], record["file"]) == (
+            "LLaMA-Factory YAML",
+            str(path.parent / "sft.yaml"),
+        )
+        assert record["flags"]["global_batch"] == ranks * micro
 
 
 @pytest.mark.parametrize(

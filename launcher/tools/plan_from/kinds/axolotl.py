@@ -8,6 +8,8 @@ from launcher.tools.plan_from.kinds.shared import (
     FSDP_LEFT_OUT,
     FSDP_NO_EFFECT,
     FSDP_SECTION,
+    LAUNCHER_KEYS,
+    LAUNCHER_NO_EFFECT,
     PEFT_TARGETS,
     WEIGHTS,
     adapter_targets,
@@ -93,6 +95,7 @@ AXOLOTL = Kind(
         "context_parallel_size": whole("context_parallel"),
         "sequence_parallel_degree": whole("context_parallel"),
         "world_size": whole("gpus"),
+        **LAUNCHER_KEYS,
     },
     left_out={
         **dict.fromkeys(
@@ -146,7 +149,7 @@ AXOLOTL = Kind(
         "ring_attn_func bench_dataset do_bench_eval do_causal_lm_eval total_num_tokens "
         "use_scattermoe use_sonicmoe llama4_linearized_experts vllm.* gemma4_* use_*_kernels "
         "jagged_* lisa_* fp8_* secrets overrides_of_model_config* model_config.* float32 "
-        f"batch_size full_finetune {FSDP_NO_EFFECT}"
+        f"batch_size full_finetune {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
     ),
     defaults={
         "micro_batch": 1,
