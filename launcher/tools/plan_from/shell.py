@@ -36,7 +36,10 @@ def flags_of_shell(text: str) -> dict[str, Any] | None:
         assigned = [_ASSIGNMENT.fullmatch(token) for token in tokens if token != "export"]
         # only those in front of a command, where NAME=VALUE is no argument of it
         for found in itertools.takewhile(bool, assigned):
-            if found is not None and found[2] != "$(...)":
+            if found is None or found[2] == "$(...)":
+                continue
+            # `model=$2` may take the place of a default
+            if not re.fullmatch(r"\$\{?\d\}?", found[2]) or found[1] not in variables:
                 variables[found[1]] = found[2]
         for is_operator, group in itertools.groupby(tokens, _OPERATORS.__contains__):
             command = [] if is_operator else list(group)

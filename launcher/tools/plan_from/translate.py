@@ -105,9 +105,9 @@ def read_files(sources: Sequence[Source]) -> Reading:
         )
     assert reading is not None
     reading.facts = dict(reading.kind.defaults) | reading.facts
-    if reading.facts.get("engine") == "deepspeed" and "absent" not in reading.facts:
+    if reading.facts.get("engine") == "deepspeed" and not {"strategy", "absent"} & {*reading.facts}:
         # accelerate's stage where nothing says one: utils/dataclasses.py, DeepSpeedPlugin
-        reading.facts = {"strategy": "zero", "zero": 2} | reading.facts
+        reading.facts |= {"strategy": "zero", "zero": 2}
     return reading
 
 
@@ -190,7 +190,7 @@ def _leave_out_variable(reading: Reading, key: str, value: Any) -> None:
             "the number there"
         )
     text = f"{key} {one_line(str(value), 60)}: known only to the shell"
-    if key in ("deepspeed", "deepspeed_config", "deepspeed_config_file"):
+    if key in ("deepspeed", "deepspeed_config", "deepspeed_config_file", "zero_stage"):
         reading.facts["absent"] = text
     else:
         reading.left_out.append(text)

@@ -136,6 +136,22 @@ def test_what_bears_on_bytes_and_is_not_planned_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("stage: dpo\ntemplate: x\ncutoff_len: 8\n", "stage dpo: is planned as sft"),
+        ("stage: sft\nuse_asft_loss: true\ntemplate: x\n", "its reference model is not planned"),
+        ("stage: sft\nfinetuning_type: oft\ntemplate: x\n", "oft: is planned as LoRA"),
+        ("beta: 0.1\nmax_prompt_length: 8\nlearning_rate: 1\n", "another trainer than SFT"),
+        ("use_vllm: true\nnum_generations: 8\noutput_dir: x\n", "another trainer than SFT"),
+    ],
+)
+def test_another_objective_is_named(tmp_path: Path, text: str, note: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model_name_or_path: gpt2\nper_device_train_batch_size: 1\n{text}")
+    assert any(note in each for each in understood(path)[0].left_out)
+
+
+@pytest.mark.parametrize(
     ("given", "sentence"),
     [
         (["--micro-batch", "1", "--seq-len", "8"], "which model: give --model NAME"),
@@ -444,6 +460,8 @@ def test_a_file_that_is_named_by_its_place_elsewhere_is_found_beside(
         "deepspeed train.py --deepspeed $1 --output_dir x --model_name_or_path gpt2 "
         "--per_device_train_batch_size 1 --learning_rate 1\n"
     )
+    reading = read_files([read_source(config)])
+    assert reading.kind.engine == "transformers"
     assert main(["--from", str(config), *planned]) == 2
     assert "deepspeed $1: known only to the shell: give the file" in capsys.readouterr().err
     assert main(["--from", str(config), str(elsewhere), *planned]) == 0
@@ -617,6 +635,28 @@ def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
     path.write_text('{"zero_optimization": {"stage": 0}, "tensor_parallel": {"autotp_size": 0}}')
     given = ("--model", "gpt2", "--micro-batch", "1", "--seq-len", "8", "--gpus", "1")
     assert understood(path, *given)[1].data.global_batch == 1
+
+
+def test_flags_of_accelerate_launch_are_below_those_of_the_script(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nmixed_precision: bf16\n")
+    launch = "accelerate launch --mixed_precision bf16 --num_processes 4 --config_file fsdp.yaml"
+    path.write_text(
+        f"{launch} train.py --model_name_or_path gpt2 --learning_rate 1 "
+        "--per_device_train_batch_size 2\n"
+    )
+    reading, config = understood(path)
+    assert reading.kind.engine == "transformers"
+    assert (config.sharding.strategy, config.data.global_batch) == ("fsdp", 8)
+    path.write_text(f"{launch} train.py\n")
+    given = ("--model", "gpt2", "--micro-batch", "1", "--seq-len", "8")
+    assert understood(path, *given)[1].sharding.strategy == "fsdp"
+    path.write_text(
+        "accelerate launch --use_deepspeed --num_processes 4 --zero_stage $1 train.py "
+        "--model_name_or_path gpt2 --learning_rate 1 --per_device_train_batch_size 2\n"
+    )
+    with pytest.raises(UserError, match=r"zero_stage \$1: known only to the shell: give the file"):
+        understood(path)
 
 
 def test_flags_of_scripts_around_transformers_are_read(tmp_path: Path) -> None:
