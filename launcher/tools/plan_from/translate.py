@@ -125,9 +125,10 @@ def _launched(trainer: Reading, launcher: Reading) -> Facts:
     facts = launcher.facts | trainer.facts
     if launcher.kind is DEEPSPEED:
         facts.pop("absent", None)  # this is the file
-    asked = [one.facts.get(_RECOMPUTES) for one in (trainer, launcher)]
-    if "full" in asked and launcher.kind.engine in _SERVES:
-        facts[_RECOMPUTES] = "full"  # FSDP's or the trainer's own: either recomputes
+    asked = [one.facts[_RECOMPUTES] for one in (trainer, launcher) if _RECOMPUTES in one.facts]
+    if asked and launcher.kind.engine in _SERVES:
+        # FSDP's or the trainer's own: either recomputes
+        facts[_RECOMPUTES] = max(asked, key=_MODES.index)
     return facts
 
 

@@ -720,7 +720,9 @@ def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
         "accelerate launch --num_processes 4 --use_fsdp --fsdp_reshard_after_forward false "
-        "--fsdp_offload_params true --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py "
+        "--fsdp_offload_params true --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+        "--fsdp_activation_checkpointing_offload true --dynamo_backend inductor "
+        "--use_parallelism_config true --parallelism_config_tp_size 2 train.py "
         "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"
     )
     reading, config = understood(path)
@@ -728,6 +730,8 @@ def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     sharding = config.sharding
     assert (sharding.strategy, sharding.reshard_after_forward) == ("fsdp", False)
     assert sharding.offload_param == "cpu"
+    assert (config.model.activation_checkpointing, config.loop.compile) == ("offload", True)
+    assert sharding.tensor_parallel == 2
 
 
 @pytest.mark.parametrize(

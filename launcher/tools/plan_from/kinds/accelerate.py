@@ -2,6 +2,7 @@
 
 from launcher.tools.plan_from.keys import Kind, alike, text, when, whole, words
 from launcher.tools.plan_from.kinds.shared import (
+    COMPILED,
     DEEPSPEED_KEYS,
     DEEPSPEED_LEFT_OUT,
     DEEPSPEED_NO_EFFECT,
@@ -39,9 +40,7 @@ ACCELERATE = Kind(
             },
         ),
         "use_cpu": when(cpu=True),
-        "dynamo_config.dynamo_backend": words(
-            {"no": {}, "inductor": {"compile": True}}, otherwise="is planned as not compiled"
-        ),
+        "dynamo_config.dynamo_backend": COMPILED,
         **FSDP_SECTION,
         **{f"{_D}.{name}": reader for name, reader in DEEPSPEED_KEYS.items()},
         f"{_D}.zero_stage": stage,

@@ -44,6 +44,7 @@ _FSDP_READERS: Final[Mapping[str, Reader]] = {
     "offload_params": when(offload_optimizer="cpu", offload_param="cpu"),
     "cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "activation_checkpointing": when(activation_checkpointing="full"),
+    "activation_checkpointing_offload": when(activation_checkpointing="offload"),
 }
 _FSDP_REASONS: Final[Mapping[str, str]] = {
     "mixed_precision_policy": "the usual policy is planned: bf16 to compute, fp32 shards",
@@ -183,6 +184,9 @@ def _torchrun(fact: str) -> Reader:
     return read
 
 
+COMPILED: Final = words(
+    {"no": {}, "inductor": {"compile": True}}, otherwise="is planned as not compiled"
+)
 LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "nproc_per_node": _torchrun("per_machine"),
     "nproc": _torchrun("per_machine"),
@@ -203,10 +207,16 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "config_file": text("companion config_file"),
     "deepspeed_config_file": text("companion deepspeed"),
     "multi_gpu": when(),
+    "dynamo_backend": COMPILED,
+    "parallelism_config_dp_replicate_size": whole("replicas"),
+    "parallelism_config_tp_size": whole("tensor_parallel"),
+    "parallelism_config_cp_size": whole("context_parallel"),
+    "parallelism_config_sp_size": whole("context_parallel"),
 }
 LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.split()) + (
     " rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
-    "machine_rank max_restarts monitor_interval module dynamo_backend local_ranks_filter tee "
+    "machine_rank max_restarts monitor_interval module dynamo_* use_parallelism_config "
+    "parallelism_config_dp_shard_size parallelism_config_?p_* local_ranks_filter tee "
     "log_dir role hostfile include exclude"
 )
 ATTENTION: Final = words(
