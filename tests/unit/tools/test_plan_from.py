@@ -131,6 +131,15 @@ def test_what_bears_on_bytes_and_is_not_planned_is_named(folder: Path) -> None:
     reading, _ = understood(folder / "titan_fp8.toml", "--gpus", "16")
     assert any("pipelines are not planned" in text for text in reading.left_out)
     assert "lr_scheduler.warmup_steps" in reading.no_effect
+    path = folder / "states.json"
+    states = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    amp = {"enabled": False, "opt_level": "O1"}
+    section = {"zero_optimization": {"stage": 1}, "elasticity": {"enabled": True}}
+    path.write_text(json.dumps({"bf16": states, "amp": amp, **section}))
+    reading, _ = understood(path, *asked("zero1.json"))
+    assert [text.partition(":")[0].partition(".")[2] for text in reading.left_out] == [
+        *("bf16_master_weights_and_grads", "bf16_optimizer_states", "enabled")
+    ]
     reading, _ = understood(folder / "zeropp.json", *asked("zeropp.json"))
     assert sum("no part of the planned ZeRO" in text for text in reading.left_out) == 2
 

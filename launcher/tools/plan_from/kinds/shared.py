@@ -110,7 +110,6 @@ DEEPSPEED_KEYS: Final[Mapping[str, Reader]] = {
     "bf16.enabled": _precision("bf16"),
     "bfloat16.enabled": _precision("bf16"),
     "fp16.enabled": _precision("fp16"),
-    "bf16.bf16_master_weights_and_grads": when(weights="bf16"),
     "data_types.grad_accum_dtype": words(
         {"fp32": {"grad_accum_dtype": "fp32"}, "bf16": {"grad_accum_dtype": "bf16"}}
     ),
@@ -151,6 +150,12 @@ DEEPSPEED_LEFT_OUT: Final[Mapping[str, str]] = {
     "data_efficiency": "the longest sequences are planned",
     f"{_Z}offload_optimizer.ratio": "the whole optimizer is planned as offloaded",
     "torch_autocast": "give --precision",
+    "bf16.bf16_master_weights_and_grads": "master weights are planned in fp32",
+    "fp16.fp16_master_weights_and_grads": "master weights are planned in fp32",
+    "bf16.bf16_optimizer_states": "optimizer states are planned in fp32",
+    "amp.enabled": "apex is not planned",
+    "elasticity.enabled": "the batch given is planned",
+    "autotuning.enabled": "the batch given is planned",
 }
 _ZERO_NO_EFFECT: Final = (
     "contiguous_gradients reduce_scatter allgather_partitions sub_group_size "
@@ -167,7 +172,7 @@ DEEPSPEED_NO_EFFECT: Final = (
     "zero_force_ds_cpu_optimizer fp16.* bf16.* bfloat16.* aio flops_profiler comms_logger "
     "comms_config tensorboard wandb csv_monitor monitor_config dump_state prescale_gradients "
     "gradient_predivide_factor sparse_gradients communication_data_type checkpoint elasticity "
-    "autotuning compile.backend dataloader_drop_last log_level amp.enabled seed "
+    "autotuning compile.backend dataloader_drop_last log_level amp seed "
     + " ".join(f"zero_optimization.{name}" for name in _ZERO_NO_EFFECT.split())
 )
 

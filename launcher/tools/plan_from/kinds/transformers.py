@@ -117,7 +117,10 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     },
     "activation_checkpointing": when(activation_checkpointing="full"),
     "optim": OPTIM,
-    "torch_compile": when(compile=True),
+    **dict.fromkeys(
+        ("torch_compile", "torch_compile_backend", "torch_compile_mode"), when(compile=True)
+    ),
+    "adafactor": when(optimizer="adafactor"),  # until version 5
     "use_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
     "fsdp": fsdp_words,
     **FSDP_SECTION,
@@ -159,7 +162,7 @@ TRAINER_NO_EFFECT: Final = (
     "output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type "
     "lr_scheduler_kwargs warmup_* weight_decay adam_* max_grad_norm bf16_full_eval fp16_full_eval "
     "average_tokens_across_devices gradient_checkpointing_kwargs activation_checkpointing_kwargs "
-    "torch_compile_* liger_kernel_config use_cache torch_empty_cache_steps logging_* log_* "
+    "liger_kernel_config use_cache torch_empty_cache_steps logging_* log_* "
     "include_* disable_tqdm report_to run_name project trackio_* eval_* evaluation_strategy "
     "per_device_eval_batch_size prediction_loss_only batch_eval_metrics save_* enable_jit_* "
     "push_to_hub* hub_* load_best_model_at_end metric_for_best_model greater_is_better "
@@ -173,7 +176,7 @@ TRAINER_NO_EFFECT: Final = (
     "dataset_* preprocessing_num_workers overwrite_cache validation_split_percentage max_*_samples "
     "streaming data_path eval_data_path lora_alpha use_rslora lora_task_type "
     "lora_bias lora_path bnb_4bit_* use_bnb_nested_quant past_index jit_mode_eval "
-    "adafactor lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
+    "lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
     f"tpu_* mp_parameters use_mps_device {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
 )
 TRAINER_CHANGES: Final = (
