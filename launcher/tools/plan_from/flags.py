@@ -117,6 +117,10 @@ def training_flags(
     facts, given = reading.facts, fields_of(user)
     if "absent" in facts:
         _without_companion(reading, given)
+    if "batch of the shell" in facts and "micro_batch" not in given:
+        raise UserError(
+            f"{reading.source.path}: {facts['batch of the shell']}: give --micro-batch N"
+        )
     own = parse_run_config(user)
     fields: Facts = {name: facts[name] for name in _AS_THEY_ARE if name in facts}
     model = _model_of(facts)

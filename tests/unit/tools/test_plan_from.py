@@ -422,7 +422,9 @@ def test_variables_of_a_script_are_read(tmp_path: Path, capsys: pytest.CaptureFi
     script.write_text(script.read_text().replace("BATCH=4", "OTHER=4"))
     assert main(["--from", str(script), "--gpu", "H100"]) == 2
     said = capsys.readouterr().err
-    assert "per_device_train_batch_size '$BATCH' is known only to the shell" in said
+    assert "per_device_train_batch_size $BATCH: known only to the shell: give --micro-batch" in said
+    assert main(["--from", str(script), "--gpu", "H100", "--micro-batch", "2"]) == 0
+    assert "global batch 4 x" in capsys.readouterr().out
 
 
 def test_a_short_config_of_transformers_is_read_and_two_precisions_are_refused(
