@@ -208,7 +208,8 @@ def _adapters(reading: Reading, given: set[str]) -> Facts:
     ranked = "lora_rank" in facts and facts.get("lora if ranked", False)
     is_lora = facts.get("lora", ranked) or any(name.startswith("target ") for name in facts)
     if not is_lora:
-        facts.pop("lora_rank", None)
+        if rank := facts.pop("lora_rank", None):
+            reading.left_out.append(f"a rank of {rank}: nothing asks for adapters beside it")
         return {}
     rank = facts.get("lora_rank") or facts.get("lora_rank if lora") or 8
     found: Facts = {"lora_rank": rank, "random_base": True}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 _TRAINERS: Final = ("accelerate", "torchrun", "deepspeed", "llamafactory-cli", "axolotl", "trl")
+_TAKE_ALL: Final = ("accelerate", "deepspeed", "llamafactory-cli", "axolotl")
 _LAUNCHERS: Final = (*_TRAINERS, "litgpt", "python", "python3")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ARRAY: Final = re.compile(r"(?m)^([ \t]*(?:export[ \t]+)?\w+)=\(([^()]*)\)")
@@ -48,9 +49,21 @@ def flags_of_shell(text: str) -> dict[str, Any] | None:
                 continue
             flags = flags_of(command[start:])
             by_name = any(token.startswith("--") for token in command[start:])
-            if by_name or ("config" in flags and Path(command[start]).name in _TRAINERS):
-                commands.append(flags)
+            trains = Path(command[start]).name in _TRAINERS or "-m" in command
+            if by_name or ("config" in flags and trains):
+                commands.append(_on_devices(flags, command[start], variables))
     return max(reversed(commands), key=len, default=None)
+
+
+def _on_devices(
+    flags: dict[str, Any], launcher: str, variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Add the number of visible devices, where a launcher takes all of these."""
+    devices = variables.get("CUDA_VISIBLE_DEVICES", "")
+    said = {"num_gpus", "num_processes", "nproc_per_node", "include"} & flags.keys()
+    if launcher.endswith(_TAKE_ALL) and not said and re.fullmatch(r"\d+(?:,\d+)*", devices):
+        return {**flags, "num_gpus": str(devices.count(",") + 1)}
+    return flags
 
 
 def _whole_lines(text: str) -> Iterator[str]:

@@ -128,6 +128,22 @@ def test_their_words_become_ours(folder: Path, name: str) -> None:
 def test_what_bears_on_bytes_and_is_not_planned_is_named(folder: Path) -> None:
     reading, _ = understood(folder / "dpo.yml")
     assert any(text.startswith("rl: another objective") for text in reading.left_out)
+    path = folder / "alpaca.sh"
+    path.write_text(
+        "python x.py --base_model gpt2 --micro_batch_size 8 --lora_r 16 --num_epochs 1\n"
+    )
+    reading, config = understood(path)
+    assert config.model.lora_rank is None
+    assert "a rank of 16: nothing asks for adapters beside it" in reading.left_out
+    path = folder / "components.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 64\n'
+        'mixed_precision_reduce = "bfloat16"\n[compile]\nenable = true\ncomponents = ["loss"]\n'
+    )
+    reading, _ = understood(path, "--gpus", "2")
+    assert ["reduced in fp32" in reading.left_out[0], "compiled, too" in reading.left_out[1]] == [
+        *(True, True)
+    ]
     reading, _ = understood(folder / "titan_fp8.toml", "--gpus", "16")
     assert any("pipelines are not planned" in text for text in reading.left_out)
     assert "lr_scheduler.warmup_steps" in reading.no_effect
@@ -542,6 +558,9 @@ def test_a_command_line_wins_over_the_files_that_it_names(tmp_path: Path) -> Non
         ("torchrun --nproc_per_node gpu", "", 1),
         ("torchrun --nnodes=1:4 --nproc_per_node=8", "", 32),
         ("deepspeed --num_nodes 2 --num_gpus 8", "", 16),
+        ("deepspeed --include localhost:2,3", "", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed", "", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_processes 2", "", 2),
     ],
 )
 def test_a_line_of_a_shell_is_one_command(
@@ -594,6 +613,7 @@ def test_a_config_that_a_command_line_names_is_below_its_flags(
         ("accelerate launch --config_file ddp.yaml src/train.py sft.yaml", 2, 4),
         ("llamafactory-cli train sft.yaml per_device_train_batch_size=1", 1, 1),
         ("trl sft --config sft.yaml --per_device_train_batch_size 2", 1, 2),
+        ("CUDA_VISIBLE_DEVICES=0,1 python -m llamafactory.cli train sft.yaml", 1, 4),
     ):
         path.write_text(f"{text}\n")
         assert main(["--from", str(path), "--gpu", "H100", "--json"]) == 0
@@ -681,6 +701,8 @@ def test_flags_of_scripts_around_transformers_are_read(tmp_path: Path) -> None:
     assert reading.left_out == []
     assert (config.model.lora_rank, config.model.quantize_base) == (16, "nf4")
     assert (config.data.seq_len, config.model.attention) == (512, "flash")
+    path.write_text(f"{run.replace('model_name_or_path', 'model_name')}--qlora True\n")
+    assert understood(path)[1].model.quantize_base == "nf4"
     for off in ("--use_lora False", "--lora_dim 0"):
         path.write_text(f"{run}{off}\n")
         assert understood(path)[1].model.lora_rank is None

@@ -192,7 +192,18 @@ def _torchrun(fact: str) -> Reader:
 COMPILED: Final = words(
     {"no": {}, "inductor": {"compile": True}}, otherwise="is planned as not compiled"
 )
+
+
+def _included(value: Any) -> Facts:
+    """Read DeepSpeed's `localhost:0,1`."""
+    devices = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", str(value))
+    if devices is None:
+        raise Unknown("give --gpus N")
+    return {"per_machine": len(devices[1].split(","))}
+
+
 LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
+    "include": _included,
     "nproc_per_node": _torchrun("per_machine"),
     "nproc": _torchrun("per_machine"),
     "nnodes": _torchrun("machines"),
@@ -222,7 +233,7 @@ LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.sp
     " rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
     "machine_rank max_restarts monitor_interval module dynamo_* use_parallelism_config "
     "parallelism_config_dp_shard_size parallelism_config_?p_* local_ranks_filter tee "
-    "log_dir role hostfile include exclude"
+    "log_dir role hostfile exclude"
 )
 ATTENTION: Final = words(
     {

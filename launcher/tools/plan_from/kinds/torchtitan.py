@@ -34,6 +34,12 @@ def _shard_degree(value: Any) -> Facts:
     return {"shard": int(number_of(value) or -1)}
 
 
+def _components(value: Any) -> Facts:
+    if value and "model" not in str(value):
+        raise Unknown("blocks are planned as compiled, too, where compile.enable is on")
+    return {}
+
+
 def _pipeline(value: Any) -> Facts:
     found = whole("pipeline")(value)
     if found.get("pipeline", 1) > 1:
@@ -69,6 +75,10 @@ _KEYS: Final[Mapping[str, Reader]] = {
     "training.mixed_precision_param": _DTYPE,
     "training.compile": when(compile=True, loss="whole"),
     "compile.enable": when(compile=True),
+    "compile.components": _components,
+    "training.mixed_precision_reduce": words(
+        {"float32": {}}, otherwise="gradients are planned as reduced in fp32"
+    ),
     "activation_checkpoint.mode": words(
         {
             "none": {"activation_checkpointing": "none"},
@@ -122,7 +132,7 @@ _NO_EFFECT: Final = (
     "optimizer.beta* optimizer.eps optimizer.weight_decay training.dataset* "
     "training.max_norm training.steps "
     "training.gc_* training.seed training.deterministic training.warmup_steps "
-    "training.mixed_precision_reduce training.dataloader* compile.components compile.backend "
+    "training.dataloader* compile.backend "
     "activation_checkpoint.* quantize.* float8.* mx.* parallelism.pipeline_parallel_* "
     "experimental.pipeline_parallel_* parallelism.module_fqns_per_model_part "
     "parallelism.context_parallel_* experimental.context_parallel_rotate_method "

@@ -105,7 +105,7 @@ def _lora(value: Any) -> Facts:
 
 
 TRAINER_KEYS: Final[Mapping[str, Reader]] = {
-    "model_name_or_path": text("model"),
+    **dict.fromkeys(("model_name_or_path", "model_name", "model_id"), text("model")),
     "per_device_train_batch_size": whole("micro_batch"),
     "per_gpu_train_batch_size": whole("micro_batch"),
     "gradient_accumulation_steps": whole("accumulation"),
@@ -196,8 +196,8 @@ TRAINING_ARGUMENTS = Kind(
         "max_seq_len": whole("seq_len"),
         "deepspeed_config": deepspeed_file,
         "bits": bits,
-        **dict.fromkeys(("q_lora", "use_qlora"), when(lora=True, quantize_base="nf4")),
-        "lora_modules": adapter_targets,
+        **dict.fromkeys(("qlora", "q_lora", "use_qlora"), when(lora=True, quantize_base="nf4")),
+        **dict.fromkeys(("lora_modules", "target_modules"), adapter_targets),
         **dict.fromkeys(("use_flash_attn", "use_flash_attention"), when(attention="flash")),
     },
     left_out=TRAINER_LEFT_OUT,
