@@ -8,6 +8,7 @@ from typing import Any, Final
 from launcher.config.arguments import parse_run_config
 from launcher.measure.hardware import GPUS_PER_NODE
 from launcher.model.sizes import known_name
+from launcher.tools.plan_from.computing import checkpointing_of, loss_of, precision_of
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.translate import Reading
 from launcher.util.errors import UserError
@@ -16,8 +17,6 @@ from launcher.util.flags import as_words, fields_of
 _AS_THEY_ARE: Final = (
     *("seq_len", "optimizer", "momentum", "attention", "compile", "optimizer_in_backward", "clip"),
 )
-_KEPT_IN_FP8: Final = 0.4
-"""Share of blocks kept whole: about the bytes of torchtitan's choice of operators in fp8."""
 _SHARDED_BY: Final = {"fsdp": "FSDP", "zero": "DeepSpeed", "ddp": "DDP"}
 
 
@@ -138,11 +137,15 @@ def training_flags(
     if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
     fields |= _adapters(reading, given)
-    fields |= _precision(reading, fields["strategy"], adapters="lora_rank" in fields)
-    fields |= _loss(reading)
+    fields |= precision_of(reading, fields["strategy"], adapters="lora_rank" in fields)
+    if fields["precision"] == "fp32" and "mixed" not in facts and "precision" not in given:
+        reading.notes.append(
+            "no key asks for bf16 or fp16: fp32 is planned, --precision for others"
+        )
+    fields |= loss_of(reading)
     shape = ["--model", fields["model"], *user] if "model" in fields else user
     layers = parse_run_config(shape).model.build().layers
-    fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
+    fields["activation_checkpointing"] = checkpointing_of(reading, layers, gpus)
     said = own.data.seq_len if "seq_len" in given else None
     length = int(said or fields.get("seq_len", 1))
     micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, length)
@@ -228,66 +231,6 @@ def _adapters(reading: Reading, given: set[str]) -> Facts:
     if "quantize_base" in facts:
         found["quantize_base"] = facts["quantize_base"]
     return found
-
-
-def _precision(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
-    """Return the fields of precision: whether weights in fp32 are kept, and of what type gradients
-    are."""
-    facts, engine = reading.facts, reading.engine
-    mixed, weights = facts.get("mixed"), facts.get("weights")
-    if mixed is None and weights in (None, "fp32"):
-        return {"precision": "tf32" if facts.get("tf32") else "fp32"}
-    if mixed == "fp8":
-        return {"precision": "fp8"}
-    if "fp16" in (mixed, weights):
-        return {"precision": "fp16"}
-    kept_fp32 = weights != "bf16" or adapters
-    if strategy == "zero":
-        # DeepSpeed keeps fp32 master weights, of whatever type the model was loaded
-        kept_fp32 = kept_fp32 or mixed == "bf16"
-    elif strategy == "fsdp" and engine.upcasts:
-        kept_fp32 = kept_fp32 or mixed is not None
-    if not kept_fp32 and facts.get("optimizer", "adamw") not in ("adamw", "adamw8bit"):
-        reading.left_out.append(
-            f"weights in bf16 beside {facts['optimizer']}: planned with weights in fp32"
-        )
-        kept_fp32 = True
-    if not kept_fp32:
-        return {"precision": "bf16-pure", "compensation": False}
-    found: Facts = {"precision": "bf16"}
-    if strategy == "zero":
-        found["grad_accum_dtype"] = facts.get("grad_accum_dtype", engine.zero_gradients)
-    return found
-
-
-def _loss(reading: Reading) -> Facts:
-    facts, engine = reading.facts, reading.engine
-    whole = engine.whole_logits
-    if "loss" in facts:
-        whole = facts["loss"] == "whole"
-    elif engine.compiled_loss_in_chunks and facts.get("compile"):
-        whole = False
-    sharded = facts.get("tensor_parallel", 1) > 1
-    return {"loss_chunk": 0} if whole and not sharded else {}
-
-
-def _checkpointing(reading: Reading, layers: int, gpus: int) -> str:
-    facts, engine = reading.facts, reading.engine
-    mode = str(facts.get("activation_checkpointing", "none"))
-    if engine.checkpoints_when_sharded and gpus > 1 and facts.get("fine-tunes"):
-        return "full"
-    if mode != "selective":
-        return mode
-    if facts.get("selective") != "op":
-        return str(facts["selective"])
-    if facts.get("mixed") == "fp8":
-        kept = round(_KEPT_IN_FP8 * layers)
-        return f"none:{kept}/full:{layers - kept}"
-    # Every second product is kept: of half of the blocks all four, of the others two.
-    half = layers // 2
-    if not half:
-        return "keep=attention,qkv"
-    return f"keep=attention,qkv,proj,mlp-up:{layers - half}/keep=attention,qkv:{half}"
 
 
 def _micro_batch(facts: Mapping[str, Any], length: int) -> int:

@@ -658,7 +658,12 @@ def test_auto_is_refused_and_an_assumed_length_is_said(
     assert main(["--from", str(path), "--gpu", "H100", "--micro-batch", "auto"]) == 2
     assert "--micro-batch auto: give a number" in capsys.readouterr().err
     assert main(["--from", str(path), "--gpu", "H100"]) == 0
-    assert "sequences of 1024 tokens are assumed: --seq-len N" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sequences of 1024 tokens are assumed: --seq-len N" in said
+    assert "no key asks for bf16 or fp16: fp32 is planned" in said
+    path.write_text(f"{path.read_text()}bf16: true\n")
+    assert main(["--from", str(path), "--gpu", "H100"]) == 0
+    assert "no key asks" not in capsys.readouterr().out
 
 
 def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
