@@ -50,7 +50,7 @@ def source_of(path: Path, text: str) -> Source:
     """
     suffix = path.suffix.lower()
     content: Any
-    if suffix == ".json":
+    if suffix in (".json", ".conf"):  # some give DeepSpeed's the latter
         content = parse_json(path, text, what=WHAT, infinite=True)
     elif suffix == ".toml":
         content = _toml(path, text)

@@ -255,7 +255,7 @@ def _beside(file: Path, named: str) -> Path | None:
     relative = Path(named)
     if relative.is_absolute() or ".." in relative.parts:
         relative = Path(relative.name)
-    if relative.suffix not in SUFFIXES:
+    if relative.suffix not in (*SUFFIXES, ".conf"):
         return None
     folders = [file.parent, *list(file.resolve().parents)[:_COMPANIONS], Path()]
     for folder in folders:

@@ -739,6 +739,7 @@ def test_fsdps_section_in_a_file_is_read(tmp_path: Path) -> None:
         ("--use_deepspeed --zero_stage 0", None),
         ("--use_deepspeed --deepspeed_config_file ds.json", None),
         ("--config_file deepspeed.yaml", 2),
+        ("--use_deepspeed --deepspeed_config_file stage3.conf", 3),
     ],
 )
 def test_deepspeed_without_a_stage_has_that_of_accelerate(
@@ -746,6 +747,7 @@ def test_deepspeed_without_a_stage_has_that_of_accelerate(
 ) -> None:
     (tmp_path / "deepspeed.yaml").write_text("distributed_type: DEEPSPEED\nmixed_precision: bf16\n")
     (tmp_path / "ds.json").write_text('{"bf16": {"enabled": true}, "train_batch_size": "auto"}')
+    (tmp_path / "stage3.conf").write_text('{"zero_optimization": {"stage": 3}}')
     path = tmp_path / "run.sh"
     path.write_text(
         f"accelerate launch --num_processes 4 {launch} train.py --learning_rate 1 "
