@@ -182,7 +182,13 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
 def _leave_out_variable(reading: Reading, key: str, value: Any) -> None:
     """Note a value that only the shell knows; two have to be given, on which most bytes depend."""
     text = f"{key} {one_line(str(value), 60)}: known only to the shell"
-    if key in ("deepspeed", "deepspeed_config", "deepspeed_config_file", "zero_stage"):
+    if key in (
+        "deepspeed",
+        "deepspeed_config",
+        "deepspeed_config_file",
+        "zero_stage",
+        "deepspeed_stage",
+    ):
         reading.facts["absent"] = text
     elif key == reading.kind.micro_batch:
         reading.facts["batch of the shell"] = text

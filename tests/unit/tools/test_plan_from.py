@@ -737,6 +737,7 @@ def test_fsdps_section_in_a_file_is_read(tmp_path: Path) -> None:
         ("--use_deepspeed", 2),
         ("--use_deepspeed --zero_stage 3", 3),
         ("--use_deepspeed --zero_stage 0", None),
+        ("train.py --deepspeed_stage 3", 3),
         ("--use_deepspeed --deepspeed_config_file ds.json", None),
         ("--config_file deepspeed.yaml", 2),
         ("--use_deepspeed --deepspeed_config_file stage3.conf", 3),

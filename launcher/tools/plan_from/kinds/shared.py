@@ -219,7 +219,7 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     **{f"fsdp_{name}": reader for name, reader in _FSDP_READERS.items()},
     "offload_optimizer_device": device("offload_optimizer"),
     "offload_param_device": device("offload_param"),
-    "zero_stage": stage,
+    **dict.fromkeys(("zero_stage", "deepspeed_stage"), stage),
     "config_file": text("companion config_file"),
     "deepspeed_config_file": text("companion deepspeed"),
     "multi_gpu": when(),
