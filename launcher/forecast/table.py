@@ -187,7 +187,7 @@ def seconds(time: StepTime) -> str:
 
 def _rounded(rate: float) -> str:
     """Three digits at most: 870, 14.2k, 1.31M."""
-    for unit, size in (("M", 1e6), ("k", 1e3)):
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= 0.9995 * size:  # what rounds to 1.00 of it
             return f"{rate / size:#.3g}".rstrip(".") + unit
     return f"{rate:.3g}"

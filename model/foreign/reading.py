@@ -25,7 +25,7 @@ from launcher.util.errors import UserError
 
 _UNLIMITED: Final = 2**20
 """Context of a model without positions to run out of."""
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _ATTENTION: Final = ("auto", "eager", "sdpa")
 
 
@@ -246,7 +246,7 @@ def _idle(parameter: nn.Parameter, causal: Any) -> int:
     experts = next((getattr(config, n) for n in _EXPERTS if getattr(config, n, None)), 1)
     if parameter.ndim != 3 or parameter.size(0) != experts:
         return 0
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None) or 1
     of_blocks = chosen if isinstance(chosen, list) else [chosen]
     every = experts * len(of_blocks)
     return parameter.numel() * (every - sum(of_blocks)) // every

@@ -26,7 +26,7 @@ from launcher.tools.plan_from.decoders import computed_by_transformers
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.reading import Source
-from launcher.tools.plan_from.translate import Reading, read_files
+from launcher.tools.plan_from.translate import Reading, configured, read_files
 from launcher.util.errors import UserError
 from launcher.util.flags import fields_of, flag, without
 
@@ -106,6 +106,7 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
     Raises:
         UserError: something is missing, or cannot be planned, with its name.
     """
+    sources = [configured(source) for source in sources]
     reading = read_files(sources)
     options, user = parse_options([*argv])
     asked = options.gpus if "gpus" in fields_of(argv) else None
@@ -185,7 +186,9 @@ def _assessed(reading: Reading, flags: list[str], cluster: Cluster, folder: Path
     """Plan the run, with transformers' decoder where its trainer computes that."""
     config = _config(reading, flags, cluster, folder)
     if reading.engine.computes_transformers:
-        theirs = computed_by_transformers(config, folder, marks_of(reading, config))
+        theirs = computed_by_transformers(
+            config, folder, marks_of(reading, config), reading.facts.get("layers")
+        )
         if theirs is not None:
             with contextlib.suppress(UserError):
                 return assessed(theirs, cluster, expandable=reading.engine.expandable_segments)

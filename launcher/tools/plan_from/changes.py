@@ -138,7 +138,8 @@ def _tried(
         text = edited(source, edit)
         if text == source.text:
             return None
-        after = plan_of([source_of(source.path, text), *planned.others], argv)
+        now = source_of(source.path, text).under(source.over)
+        after = plan_of([now, *planned.others], argv)
     except (UserError, Failure):  # it does not go with the rest of the run
         return None
     left = " ".join(after.reading.left_out)

@@ -29,13 +29,14 @@ _ATTENTION: Final = {"auto": "sdpa", "sdpa": "sdpa", "eager": "eager"}
 
 
 def computed_by_transformers(
-    config: RunConfig, folder: Path, marks: Sequence[str]
+    config: RunConfig, folder: Path, marks: Sequence[str], layers: str | None
 ) -> RunConfig | None:
     """Return the same run with transformers' decoder, or None where it has none.
 
     Args:
         folder: takes the decoder's config.json.
         marks: fields of the document that say what else its trainer does.
+        layers: its own names of those with adapters; None for the same words as in `config`.
     """
     model, sharding = config.model, config.sharding
     if find_spec("transformers") is None or config.loop.compiles or names_config(model.model):
@@ -58,4 +59,5 @@ def computed_by_transformers(
         model=str(path),
         decoder="transformers",
         attention=_ATTENTION[model.attention],
+        lora_targets=layers or model.lora_targets,
     )

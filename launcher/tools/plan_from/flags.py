@@ -1,20 +1,22 @@
 """Facts of a reading as flags of `launcher.train`, and what is still to be asked for."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from launcher.config.arguments import parse_run_config
 from launcher.measure.hardware import GPUS_PER_NODE
+from launcher.model.sizes import known_name
+from launcher.tools.plan_from.computing import checkpointing_of, loss_of, precision_of
 from launcher.tools.plan_from.keys import Facts
-from launcher.tools.plan_from.translate import Reading, model_of, sharding
+from launcher.tools.plan_from.translate import Reading
 from launcher.util.errors import UserError
 from launcher.util.flags import as_words, fields_of
 
 _AS_THEY_ARE: Final = (
     *("seq_len", "optimizer", "momentum", "attention", "compile", "optimizer_in_backward", "clip"),
 )
-_KEPT_IN_FP8: Final = 0.4
-"""Share of blocks kept whole: about the bytes of torchtitan's choice of operators in fp8."""
 _SHARDED_BY: Final = {"fsdp": "FSDP", "zero": "DeepSpeed", "ddp": "DDP"}
 
 
@@ -26,7 +28,13 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
     """
     facts = reading.facts
     machines = facts.get("machines", 1)
-    found = asked or facts.get("gpus") or machines * facts.get("per_machine", 0)
+    degrees = _degrees(reading)
+    found = asked or facts.get("gpus") or machines * facts.get("per_machine", 0) or degrees
+    if degrees and found != degrees:
+        raise UserError(
+            f"{reading.source.path}: its degrees of parallelism are for {degrees} GPUs, not "
+            f"{found}: give --gpus {degrees}, or correct them"
+        )
     if not found:
         strategy = "fsdp" if "shard" in facts else facts.get("strategy", "")
         if strategy in _SHARDED_BY or facts.get("tensor_parallel", 1) > 1:
@@ -41,6 +49,62 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
     return found, nodes
 
 
+def _model_of(facts: Mapping[str, Any]) -> str | None:
+    """Return our name of the model, or None where it has none."""
+    flavor, family = str(facts.get("flavor", "")).lower(), facts.get("family")
+    if flavor and family is None:
+        family, _, flavor = flavor.partition("_")
+    if family is not None:
+        names = {"llama3": "llama-3.1-{}", "qwen3": "qwen3-{}", "llama2": "llama-2-{}"}
+        return known_name(names.get(str(family), "{}").format(flavor.partition("_")[0]))
+    name = facts.get("model")
+    if name is None:
+        return None
+    # A month of release, as in Qwen3-4B-Instruct-2507, leaves the shape as it was.
+    return known_name(str(name)) or known_name(re.sub(r"-\d{4}$", "", str(name)))
+
+
+def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
+    """Return the fields of sharding on so many GPUs."""
+    tensor, context = facts.get("tensor_parallel", 1), facts.get("context_parallel", 1)
+    found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
+    names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
+    strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
+    if replicas == "nodes":
+        replicas = machines
+    if "shard" in facts:  # torchtitan: what is left is sharded over
+        # -1: over all ranks that are left
+        # and with its ranks of context parallelism
+        shards = facts["shard"] * context
+        if shards < 0:
+            shards = gpus // (tensor * replicas)
+        strategy = "fsdp" if shards > 1 else "ddp" if replicas > 1 else "single"
+    if strategy is None or strategy == "ddp" or (strategy == "single" and gpus > 1):
+        several = facts.get("sharding of several", "ddp")
+        strategy = several if gpus > 1 else "single"
+    found["strategy"] = strategy
+    if strategy == "fsdp" and isinstance(replicas, int) and 1 < replicas < gpus:
+        found["replicate"] = replicas
+    offloads = strategy in ("fsdp", "zero")
+    found |= {name: facts[name] for name in names if name in facts and offloads}
+    if strategy == "fsdp":
+        found.pop("zero", None)
+    elif strategy == "zero":
+        found.pop("reshard_after_forward", None)
+        if found.get("zero") != 3:
+            found.pop("offload_param", None)
+    return found
+
+
+def _degrees(reading: Reading) -> int:
+    """Return the ranks that torchtitan's degrees come to; 0 where they take all that there are."""
+    facts = reading.facts
+    if facts.get("shard", -1) < 0:
+        return 0
+    names = ("shard", "replicas", "tensor_parallel", "context_parallel", "pipeline")
+    return math.prod(int(facts.get(name, 1)) for name in names)
+
+
 def training_flags(
     reading: Reading, user: Sequence[str], gpus: int, machines: int
 ) -> tuple[list[str], Facts]:
@@ -52,9 +116,13 @@ def training_flags(
     facts, given = reading.facts, fields_of(user)
     if "absent" in facts:
         _without_companion(reading, given)
+    if "batch of the shell" in facts and "micro_batch" not in given:
+        raise UserError(
+            f"{reading.source.path}: {facts['batch of the shell']}: give --micro-batch N"
+        )
     own = parse_run_config(user)
     fields: Facts = {name: facts[name] for name in _AS_THEY_ARE if name in facts}
-    model = model_of(facts)
+    model = _model_of(facts)
     if not given & {"model", "init_from"}:
         fields["model"] = _model(reading, model)
     if not reading.engine.ties_head and "tied" not in given:
@@ -65,20 +133,26 @@ def training_flags(
         facts["strategy"] = own.sharding.strategy if "strategy" in given else "zero"
         for name in ("shard", "sharding of several"):
             facts.pop(name, None)
-    fields |= sharding(facts, gpus, machines)
+    fields |= _sharding(facts, gpus, machines)
     if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
-    fields |= _adapters(reading)
-    fields |= _precision(reading, fields["strategy"], adapters="lora_rank" in fields)
-    fields |= _loss(reading)
+    fields |= _adapters(reading, given)
+    fields |= precision_of(reading, fields["strategy"], adapters="lora_rank" in fields)
+    if fields["precision"] == "fp32" and "mixed" not in facts and "precision" not in given:
+        reading.notes.append(
+            "no key asks for bf16 or fp16: fp32 is planned, --precision for others"
+        )
+    fields |= loss_of(reading)
     shape = ["--model", fields["model"], *user] if "model" in fields else user
     layers = parse_run_config(shape).model.build().layers
-    fields["activation_checkpointing"] = _checkpointing(reading, layers, gpus)
-    micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, fields)
+    fields["activation_checkpointing"] = checkpointing_of(reading, layers, gpus)
+    said = own.data.seq_len if "seq_len" in given else None
+    length = int(said or fields.get("seq_len", 1))
+    micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, length)
     ranks = max(1, gpus // (fields["tensor_parallel"] * fields["context_parallel"]))
     whole = facts.get("global_batch") or micro * ranks * facts.get("accumulation", 1)
     if "global_batch_tokens" in facts:
-        whole = facts["global_batch_tokens"] // fields["seq_len"]
+        whole = facts["global_batch_tokens"] // length
     # whole micro-batches on every rank, at least one
     whole = max(whole - whole % (micro * ranks), micro * ranks)
     fields |= {"micro_batch": micro, "global_batch": whole}
@@ -97,7 +171,8 @@ def _without_companion(reading: Reading, given: set[str]) -> None:
     absent = str(reading.facts["absent"])
     if not given & {"strategy", "zero", "deepspeed"}:
         raise UserError(
-            f"{reading.source.path}: {absent}: give it to --from, too, or give --strategy or --zero"
+            f"{reading.source.path}: {absent}: give the file to --from, too, or give --strategy or "
+            "--zero"
         )
     reading.left_out.append(absent)
 
@@ -129,18 +204,27 @@ def _model(reading: Reading, model: str | None) -> str:
     )
 
 
-def _adapters(reading: Reading) -> Facts:
+def _adapters(reading: Reading, given: set[str]) -> Facts:
     facts = reading.facts
-    targets = [name for name in ("qkv", "proj", "mlp") if facts.get(f"target {name}")]
-    is_lora = facts.get("lora") or any(name.startswith("target ") for name in facts)
+    said = [name for name in ("q", "k", "v", "proj", "mlp") if facts.get(f"target {name}")]
+    targets = dict.fromkeys("qkv" if name in "qkv" else name for name in said)
+    ranked = "lora_rank" in facts and facts.get("lora if ranked", False)
+    is_lora = facts.get("lora", ranked) or any(name.startswith("target ") for name in facts)
     if not is_lora:
-        facts.pop("lora_rank", None)
+        if rank := facts.pop("lora_rank", None):
+            reading.left_out.append(f"a rank of {rank}: nothing asks for adapters beside it")
         return {}
     rank = facts.get("lora_rank") or facts.get("lora_rank if lora") or 8
     found: Facts = {"lora_rank": rank, "random_base": True}
-    named = facts.get("lora_targets") or ",".join(targets) or facts.get("lora_targets if lora")
+    named, layers = facts.get("lora_targets") or ",".join(targets), facts.pop("layers", None)
+    if facts.get("every layer"):
+        named, layers = "all", None
+    elif not named:
+        named, layers = facts.get("lora_targets if lora"), facts.get("layers if lora")
     if named:
         found["lora_targets"] = named
+    if layers and "lora_targets" not in given:
+        facts["layers"] = layers
     dropout = facts.get("lora_dropout", facts.get("lora_dropout if lora", 0.0))
     if dropout:
         found["lora_dropout"] = dropout
@@ -149,67 +233,7 @@ def _adapters(reading: Reading) -> Facts:
     return found
 
 
-def _precision(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
-    """Return the fields of precision: whether weights in fp32 are kept, and of what type gradients
-    are."""
-    facts, engine = reading.facts, reading.engine
-    mixed, weights = facts.get("mixed"), facts.get("weights")
-    if mixed is None and weights in (None, "fp32"):
-        return {"precision": "tf32" if facts.get("tf32") else "fp32"}
-    if mixed == "fp8":
-        return {"precision": "fp8"}
-    if "fp16" in (mixed, weights):
-        return {"precision": "fp16"}
-    kept_fp32 = weights != "bf16" or adapters
-    if strategy == "zero":
-        # DeepSpeed keeps fp32 master weights, of whatever type the model was loaded
-        kept_fp32 = kept_fp32 or mixed == "bf16"
-    elif strategy == "fsdp" and engine.upcasts:
-        kept_fp32 = kept_fp32 or mixed is not None
-    if not kept_fp32 and facts.get("optimizer", "adamw") not in ("adamw", "adamw8bit"):
-        reading.left_out.append(
-            f"weights in bf16 beside {facts['optimizer']}: planned with weights in fp32"
-        )
-        kept_fp32 = True
-    if not kept_fp32:
-        return {"precision": "bf16-pure", "compensation": False}
-    found: Facts = {"precision": "bf16"}
-    if strategy == "zero":
-        found["grad_accum_dtype"] = facts.get("grad_accum_dtype", engine.zero_gradients)
-    return found
-
-
-def _loss(reading: Reading) -> Facts:
-    facts, engine = reading.facts, reading.engine
-    whole = engine.whole_logits
-    if "loss" in facts:
-        whole = facts["loss"] == "whole"
-    elif engine.compiled_loss_in_chunks and facts.get("compile"):
-        whole = False
-    sharded = facts.get("tensor_parallel", 1) > 1
-    return {"loss_chunk": 0} if whole and not sharded else {}
-
-
-def _checkpointing(reading: Reading, layers: int, gpus: int) -> str:
-    facts, engine = reading.facts, reading.engine
-    mode = str(facts.get("activation_checkpointing", "none"))
-    if engine.checkpoints_when_sharded and gpus > 1 and facts.get("fine-tunes"):
-        return "full"
-    if mode != "selective":
-        return mode
-    if facts.get("selective") != "op":
-        return str(facts["selective"])
-    if facts.get("mixed") == "fp8":
-        kept = round(_KEPT_IN_FP8 * layers)
-        return f"none:{kept}/full:{layers - kept}"
-    # Every second product is kept: of half of the blocks all four, of the others two.
-    half = layers // 2
-    if not half:
-        return "keep=attention,qkv"
-    return f"keep=attention,qkv,proj,mlp-up:{layers - half}/keep=attention,qkv:{half}"
-
-
-def _micro_batch(facts: Mapping[str, Any], fields: Facts) -> int:
+def _micro_batch(facts: Mapping[str, Any], length: int) -> int:
     if "micro_batch_tokens" in facts:
-        return max(1, int(facts["micro_batch_tokens"]) // int(fields["seq_len"]))
+        return max(1, int(facts["micro_batch_tokens"]) // length)
     return int(facts.get("micro_batch", 1))

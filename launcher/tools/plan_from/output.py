@@ -1,6 +1,7 @@
 """Print what was understood of a file, the ledger of its run, and the changes that would fit."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from launcher.tools.plan_from.assess import Planned
 from launcher.tools.plan_from.changes import Change, line_of
 from launcher.tools.plan_from.keys import Facts
 from launcher.util.errors import one_line
-from launcher.util.flags import as_flags
+from launcher.util.flags import as_flags, as_words
 from launcher.util.sizes import gib
 from launcher.util.tables import MUST, Column, print_table, say
 
@@ -59,6 +60,8 @@ _OURS: Final = {
     "loss": "logits",
     "foreach": "foreach update",
     "lora": "adapters",
+    "layers": "adapters beside",
+    "every layer": "adapters beside every layer",
     "embedding_moments": "moments of the embedding",
     "replicas": "replicas",
     "shard": "ranks to shard over",
@@ -110,7 +113,7 @@ def print_planned(planned: Planned, changes: Sequence[Change], *, as_json: bool)
         f"{gib(cluster.memory_bytes)} ({cluster.machine.source})"
     )
     shown = {k: v for k, v in planned.fields.items() if v is not None and (k, v) not in _NO_DEGREE}
-    say("as flags: " + as_flags(shown))
+    say("as flags: " + shlex.join(as_words(shown)))
     for note in planned.notes:
         say(note)
     ledger = [[name, gib(size)] for name, size in planned.lines().items()]

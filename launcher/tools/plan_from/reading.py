@@ -1,15 +1,14 @@
 """Read a config file of another trainer into flat keys, without trusting it."""
 
-import itertools
-import re
-import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from launcher.config.yaml_file import parse_yaml
 from launcher.tools.plan_from.keys import Flat
+from launcher.tools.plan_from.shell import flags_of_shell
 from launcher.util.errors import UserError
 from launcher.util.flags import MOST_FILE_BYTES, read_small_file
 from launcher.util.json_file import parse_json
@@ -18,14 +17,6 @@ WHAT: Final = "a config of a trainer: YAML, JSON, TOML, or a command line in a .
 SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
 MOST_KEYS: Final = 5000
 MOST_LEVELS: Final = 20
-_LAUNCHERS: Final = (
-    *("accelerate", "torchrun", "deepspeed", "python", "python3", "llamafactory-cli", "axolotl"),
-    *("trl", "litgpt"),
-)
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_OPERATORS: Final = ("|", "||", "&", "&&", ";", "|&")
-_REDIRECTION: Final = re.compile(r"(?<!\S)(?:\d|&)?>>?(?:&\d|[ \t]*\S+)")
-_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)(?::?-([^${}]*))?\}|(\w+))")
 
 
 class Source(NamedTuple):
@@ -34,6 +25,12 @@ class Source(NamedTuple):
     path: Path
     text: str
     flat: Flat
+    over: Flat = MappingProxyType({})
+    """Keys of a command line that names the file, which win."""
+
+    def under(self, over: Flat) -> "Source":
+        """Return the file as a command line with these flags has it."""
+        return self._replace(flat={**self.flat, **over}, over=over)
 
 
 def read_source(path: Path) -> Source:
@@ -53,12 +50,14 @@ def source_of(path: Path, text: str) -> Source:
     """
     suffix = path.suffix.lower()
     content: Any
-    if suffix == ".json":
+    if suffix in (".json", ".conf"):  # some give DeepSpeed's the latter
         content = parse_json(path, text, what=WHAT, infinite=True)
     elif suffix == ".toml":
         content = _toml(path, text)
     elif suffix in (".sh", ".bash", ".txt"):
-        content = _command_line(path, text)
+        content = flags_of_shell(text)
+        if content is None:
+            raise UserError(f"{path}: has no line that starts a training with flags: give {WHAT}")
     else:
         content = parse_yaml(path, text)
     if not isinstance(content, dict):
@@ -89,59 +88,3 @@ def _flatten(content: dict[Any, Any], path: Path, place: str = "") -> Iterator[t
             yield from _flatten(value, path, f"{name}.")
         else:
             yield name, value
-
-
-def _command_line(path: Path, text: str) -> dict[str, Any]:
-    """Read the flags of the last command that starts a training."""
-    joined = _REDIRECTION.sub(" ", re.sub(r"\\\r?\n", " ", text))
-    commands = []
-    variables: dict[str, str] = {}
-    for line in joined.splitlines():
-        try:
-            tokens = [_substituted(token, variables) for token in shlex.split(line, comments=True)]
-        except ValueError:
-            continue  # a quote over several lines is no command of ours
-        assigned = [_ASSIGNMENT.fullmatch(token) for token in tokens if token != "export"]
-        # only those in front of a command, where NAME=VALUE is no argument of it
-        variables |= {found[1]: found[2] for found in itertools.takewhile(bool, assigned) if found}
-        for is_operator, group in itertools.groupby(tokens, _OPERATORS.__contains__):
-            command = [] if is_operator else list(group)
-            start = next((n for n, t in enumerate(command) if Path(t).name in _LAUNCHERS), None)
-            if start is not None and any(token.startswith("--") for token in command):
-                commands.append(command[start:])
-    if not commands:
-        raise UserError(f"{path}: has no line that starts a training with flags: give {WHAT}")
-    # earlier ones prepare data or a model
-    return flags_of(commands[-1])
-
-
-def _substituted(token: str, variables: Mapping[str, str]) -> str:
-    """Replace the shell variables that have a value here, or a default."""
-
-    def value(found: re.Match[str]) -> str:
-        name, default = found[1] or found[3], found[2]
-        return variables.get(name) or (found[0] if default is None else default)
-
-    return _VARIABLE.sub(value, token)
-
-
-def flags_of(tokens: list[str]) -> dict[str, Any]:
-    """Return `--a-b 1 --c` as `{"a_b": "1", "c": True}`."""
-    found: dict[str, Any] = {}
-    left = list(tokens)
-    while left:
-        token = left.pop(0)
-        if not token.startswith("--"):
-            continue
-        name, has_value, value = token[2:].partition("=")
-        values = [value] if has_value else []
-        while not has_value and left and _is_value(left[0]):
-            values.append(left.pop(0))
-        one: Any = True if not values else values[0] if len(values) == 1 else values
-        found[name.replace("-", "_")] = one
-    return found
-
-
-def _is_value(token: str) -> bool:
-    """Return whether a token belongs to the flag before it, and is no flag or program."""
-    return not re.match(r"-+[A-Za-z]", token) and not token.endswith(".py")

@@ -1,14 +1,12 @@
 """Turn a file's keys into facts by its trainer's table, and facts into flags of a training."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.model.sizes import known_name
 from launcher.tools.plan_from.engines import ENGINES, Engine
-from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown
+from launcher.tools.plan_from.keys import OFF, Facts, Kind, Unknown, is_on
 from launcher.tools.plan_from.kinds import KINDS
 from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
 from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
@@ -107,21 +105,40 @@ def read_files(sources: Sequence[Source]) -> Reading:
         )
     assert reading is not None
     reading.facts = dict(reading.kind.defaults) | reading.facts
+    if reading.facts.get("engine") == "deepspeed" and not {"strategy", "absent"} & {*reading.facts}:
+        # accelerate's stage where nothing says one: utils/dataclasses.py, DeepSpeedPlugin
+        reading.facts |= {"strategy": "zero", "zero": 2}
     return reading
+
+
+def configured(source: Source) -> Source:
+    """Return the config that a command line names, below its other flags; else the source."""
+    named = str(source.flat.get("config", ""))
+    path = _beside(source.path, named) if source.path.suffix == ".sh" else None
+    if path is None:
+        return source
+    return read_source(path).under({k: v for k, v in source.flat.items() if k != "config"})
 
 
 def _launched(trainer: Reading, launcher: Reading) -> Facts:
     """Return the facts of a trainer's file beside one that launches it, over which it wins."""
     facts = launcher.facts | trainer.facts
-    asked = [one.facts.get(_RECOMPUTES) for one in (trainer, launcher)]
-    if "full" in asked and launcher.kind.engine in _SERVES:
-        facts[_RECOMPUTES] = "full"  # FSDP's or the trainer's own: either recomputes
+    if launcher.kind is DEEPSPEED:
+        facts.pop("absent", None)  # this is the file
+    asked = [one.facts[_RECOMPUTES] for one in (trainer, launcher) if _RECOMPUTES in one.facts]
+    if asked and launcher.kind.engine in _SERVES:
+        # FSDP's or the trainer's own: either recomputes
+        facts[_RECOMPUTES] = max(asked, key=_MODES.index)
     return facts
 
 
 def _read(kind: Kind, source: Source, place: str = "") -> Reading:
     reading = Reading(kind=kind, source=source, facts={})
-    for key, value in source.flat.items():
+    flat = dict(source.flat)
+    if flat.get("bf16") == "auto" and is_on(flat.get("fp16")):  # Axolotl's, over which fp16 wins
+        reading.no_effect.append(f"{place}bf16")
+        del flat["bf16"]
+    for key, value in flat.items():
         if value is True and key not in kind.keys and key.removeprefix("no_") in kind.keys:
             key, value = key.removeprefix("no_"), False  # a switch that is on by default
         reader, shown = kind.keys.get(key), place + key
@@ -163,18 +180,20 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
 
 
 def _leave_out_variable(reading: Reading, key: str, value: Any) -> None:
-    """Note a value that only the shell knows.
-
-    Raises:
-        WrongValue: it is the micro-batch, on which most bytes depend.
-    """
-    if key == reading.kind.micro_batch:
-        raise WrongValue(
-            f"{reading.source.path}: {key} {value!r:.60} is known only to the shell: put "
-            "the number there"
-        )
-    text = one_line(str(value), 60)
-    reading.left_out.append(f"{key} {text}: known only to the shell")
+    """Note a value that only the shell knows; two have to be given, on which most bytes depend."""
+    text = f"{key} {one_line(str(value), 60)}: known only to the shell"
+    if key in (
+        "deepspeed",
+        "deepspeed_config",
+        "deepspeed_config_file",
+        "zero_stage",
+        "deepspeed_stage",
+    ):
+        reading.facts["absent"] = text
+    elif key == reading.kind.micro_batch:
+        reading.facts["batch of the shell"] = text
+    else:
+        reading.left_out.append(text)
 
 
 def _reason(kind: Kind, key: str) -> str | None:
@@ -193,7 +212,7 @@ def _read_companions(
         seen: files that are being read; a config that names one of them does so in a circle.
     """
     seen |= {reading.source.path.resolve()}
-    for what in ("deepspeed", "config_file"):
+    for what in ("deepspeed", "config_file", "fsdp_config"):
         named = reading.facts.pop(f"companion {what}", None)
         if named is None:
             continue
@@ -201,7 +220,11 @@ def _read_companions(
         if path is None and Path(str(named)).name in given:
             continue
         if path is None:
-            reading.facts["absent"] = f"{what} {one_line(str(named), 60)}: not beside this file"
+            text = f"{what} {one_line(str(named), 60)}: not beside this file"
+            if what == "fsdp_config":
+                reading.left_out.append(text)  # `fsdp` says the sharding
+            else:
+                reading.facts["absent"] = text
             continue
         if path.resolve() in seen:
             raise WrongValue(
@@ -210,6 +233,9 @@ def _read_companions(
             )
         other = read_source(path)
         kind = DEEPSPEED if what == "deepspeed" else kind_of(other)
+        if what == "fsdp_config":
+            kind = reading.kind
+            other = other._replace(flat={f"{what}.{key}": v for key, v in other.flat.items()})
         if kind is None:
             reading.left_out.append(f"{what} {path.name}: of no trainer known here")
             continue
@@ -218,7 +244,9 @@ def _read_companions(
         if what == "deepspeed":
             # the trainer's own batch counts: transformers rejects a file with another
             batch = {"micro_batch", "accumulation", "global_batch"} & reading.facts.keys()
-            reading.facts |= {k: v for k, v in found.facts.items() if k not in batch}
+            # DeepSpeed's own stage is 0
+            whole = {"strategy": "ddp"} | found.facts
+            reading.facts |= {k: v for k, v in whole.items() if k not in batch}
         else:
             reading.facts = _launched(reading, found)
         facts = reading.facts.items()
@@ -233,7 +261,7 @@ def _beside(file: Path, named: str) -> Path | None:
     relative = Path(named)
     if relative.is_absolute() or ".." in relative.parts:
         relative = Path(relative.name)
-    if relative.suffix not in SUFFIXES:
+    if relative.suffix not in (*SUFFIXES, ".conf"):
         return None
     folders = [file.parent, *list(file.resolve().parents)[:_COMPANIONS], Path()]
     for folder in folders:
@@ -243,47 +271,3 @@ def _beside(file: Path, named: str) -> Path | None:
         except OSError:
             return None
     return None
-
-
-def model_of(facts: Mapping[str, Any]) -> str | None:
-    """Return our name of the model, or None where it has none."""
-    flavor, family = str(facts.get("flavor", "")).lower(), facts.get("family")
-    if flavor and family is None:
-        family, _, flavor = flavor.partition("_")
-    if family is not None:
-        names = {"llama3": "llama-3.1-{}", "qwen3": "qwen3-{}", "llama2": "llama-2-{}"}
-        return known_name(names.get(str(family), "{}").format(flavor.partition("_")[0]))
-    name = facts.get("model")
-    if name is None:
-        return None
-    # A month of release, as in Qwen3-4B-Instruct-2507, leaves the shape as it was.
-    return known_name(str(name)) or known_name(re.sub(r"-\d{4}$", "", str(name)))
-
-
-def sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
-    """Return the fields of sharding on so many GPUs."""
-    tensor, context = facts.get("tensor_parallel", 1), facts.get("context_parallel", 1)
-    found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
-    names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
-    strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
-    if replicas == "nodes":
-        replicas = machines
-    if "shard" in facts:  # torchtitan: what is left is sharded over
-        # -1: over all ranks that are left
-        shards = facts["shard"] if facts["shard"] > 0 else gpus // (tensor * replicas) or 1
-        strategy = "fsdp" if shards > 1 else "ddp" if replicas > 1 else "single"
-    if strategy is None or strategy == "ddp" or (strategy == "single" and gpus > 1):
-        several = facts.get("sharding of several", "ddp")
-        strategy = several if gpus > 1 else "single"
-    found["strategy"] = strategy
-    if strategy == "fsdp" and isinstance(replicas, int) and 1 < replicas < gpus:
-        found["replicate"] = replicas
-    offloads = strategy in ("fsdp", "zero")
-    found |= {name: facts[name] for name in names if name in facts and offloads}
-    if strategy == "fsdp":
-        found.pop("zero", None)
-    elif strategy == "zero":
-        found.pop("reshard_after_forward", None)
-        if found.get("zero") != 3:
-            found.pop("offload_param", None)
-    return found

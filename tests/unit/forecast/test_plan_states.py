@@ -160,3 +160,7 @@ def test_a_bucket_is_reduced_in_messages_of_its_size(
     slices: list[int], parts: list[list[int]]
 ) -> None:
     assert messages(slices, 10) == parts
+
+
+def test_slices_of_a_hundred_thousand_ranks_take_no_minutes() -> None:
+    assert [len(message) for message in messages([1] * 100_000, 99_999)] == [100_000]

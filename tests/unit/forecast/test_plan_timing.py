@@ -21,6 +21,7 @@ from launcher.forecast.collectives import (
 )
 from launcher.forecast.machine import COLLECTIVES, Machine, Rate
 from launcher.forecast.strategies import forecast_of
+from launcher.forecast.table import _rounded
 from launcher.forecast.timing import StepTime, exposed_s, optimizer_s, step_seconds
 from launcher.forecast.traffic import Wire
 from launcher.forecast.work import passes_work
@@ -493,3 +494,10 @@ def test_only_deepspeeds_bf16_optimizer_waits_for_the_backward(
     wire = Wire(run, world_size=8, device_type="cpu")
     reduced = forecast_of(run.config).traffic(wire).last_backward[0]
     assert (reduced.kind, reduced.hideable) == ("all_reduce", hideable)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(870.0, "870"), (14_210.0, "14.2k"), (999_900.0, "1.00M"), (2.73e9, "2.73G")]
+)
+def test_rates_have_three_digits(rate: float, text: str) -> None:
+    assert _rounded(rate) == text

@@ -444,6 +444,13 @@ def test_blocks_may_send_a_token_to_different_numbers_of_experts() -> None:
     assert config.idle_parameters == (2 + 3) * 3 * 32 * 48
 
 
+def test_experts_go_by_the_names_of_their_config() -> None:
+    """As Aria's config.json, whose experts all counted as in work."""
+    kind = {"model_type": "aria_text", "head_dim": 8, "moe_num_experts": 4, "moe_topk": 1}
+    config = foreign_config({**ARCHITECTURES["llama"], **kind})
+    assert config.idle_parameters == 2 * 3 * 3 * 32 * 48
+
+
 def test_heads_of_latent_attention_are_as_wide_as_what_they_compute() -> None:
     """Scores of 24 elements, 8 of them rotary, and sums of 16; `head_dim` is that of the 8."""
     widths = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "kv_lora_rank": 16}

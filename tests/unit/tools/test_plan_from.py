@@ -128,11 +128,52 @@ def test_their_words_become_ours(folder: Path, name: str) -> None:
 def test_what_bears_on_bytes_and_is_not_planned_is_named(folder: Path) -> None:
     reading, _ = understood(folder / "dpo.yml")
     assert any(text.startswith("rl: another objective") for text in reading.left_out)
+    path = folder / "alpaca.sh"
+    path.write_text(
+        "python x.py --base_model gpt2 --micro_batch_size 8 --lora_r 16 --num_epochs 1\n"
+    )
+    reading, config = understood(path)
+    assert config.model.lora_rank is None
+    assert "a rank of 16: nothing asks for adapters beside it" in reading.left_out
+    path = folder / "components.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 64\n'
+        'mixed_precision_reduce = "bfloat16"\n[compile]\nenable = true\ncomponents = ["loss"]\n'
+    )
+    reading, _ = understood(path, "--gpus", "2")
+    assert ["reduced in fp32" in reading.left_out[0], "compiled, too" in reading.left_out[1]] == [
+        *(True, True)
+    ]
     reading, _ = understood(folder / "titan_fp8.toml", "--gpus", "16")
     assert any("pipelines are not planned" in text for text in reading.left_out)
     assert "lr_scheduler.warmup_steps" in reading.no_effect
+    path = folder / "states.json"
+    states = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    amp = {"enabled": False, "opt_level": "O1"}
+    section = {"zero_optimization": {"stage": 1}, "elasticity": {"enabled": True}}
+    path.write_text(json.dumps({"bf16": states, "amp": amp, **section}))
+    reading, _ = understood(path, *asked("zero1.json"))
+    assert [text.partition(":")[0].partition(".")[2] for text in reading.left_out] == [
+        *("bf16_master_weights_and_grads", "bf16_optimizer_states", "enabled")
+    ]
     reading, _ = understood(folder / "zeropp.json", *asked("zeropp.json"))
     assert sum("no part of the planned ZeRO" in text for text in reading.left_out) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("stage: dpo\ntemplate: x\ncutoff_len: 8\n", "stage dpo: is planned as sft"),
+        ("stage: sft\nuse_asft_loss: true\ntemplate: x\n", "its reference model is not planned"),
+        ("stage: sft\nfinetuning_type: oft\ntemplate: x\n", "oft: is planned as LoRA"),
+        ("beta: 0.1\nmax_prompt_length: 8\nlearning_rate: 1\n", "another trainer than SFT"),
+        ("use_vllm: true\nnum_generations: 8\noutput_dir: x\n", "another trainer than SFT"),
+    ],
+)
+def test_another_objective_is_named(tmp_path: Path, text: str, note: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model_name_or_path: gpt2\nper_device_train_batch_size: 1\n{text}")
+    assert any(note in each for each in understood(path)[0].left_out)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +328,15 @@ def test_json_has_all_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "zero3.json: gradient_clipping" in record["without_effect"]
 
 
+def test_flags_are_quoted_for_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "zero.json"
+    offload = {"device": "nvme", "nvme_path": "/mnt/my disk"}
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_param": offload}}))
+    run = ["--gpus", "2", "--model", "nano", "--micro-batch", "1", "--seq-len", "64"]
+    assert main(["--from", str(path), "--gpu", "H100", *run]) == 0
+    assert "--nvme-path '/mnt/my disk'" in " ".join(capsys.readouterr().out.split())
+
+
 def test_two_files_are_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(folder / "acc_zero2.yaml"), str(folder / "sft.yaml")]
     assert main(["--from", *files, "--gpu", "A100-40GB", "--json"]) == 0
@@ -384,11 +434,13 @@ def test_variables_of_a_script_are_read(tmp_path: Path, capsys: pytest.CaptureFi
         arithmetic.replace(" --optim $OPTIM", " --gradient_accumulation_steps $STEPS")
     )
     assert main(["--from", str(script), "--gpu", "H100"]) == 0
-    assert "gradient_accumulation_steps $((64: known only to the shell" in capsys.readouterr().out
+    assert "gradient_accumulation_steps $STEPS: known only to the shell" in capsys.readouterr().out
     script.write_text(script.read_text().replace("BATCH=4", "OTHER=4"))
     assert main(["--from", str(script), "--gpu", "H100"]) == 2
     said = capsys.readouterr().err
-    assert "per_device_train_batch_size '$BATCH' is known only to the shell" in said
+    assert "per_device_train_batch_size $BATCH: known only to the shell: give --micro-batch" in said
+    assert main(["--from", str(script), "--gpu", "H100", "--micro-batch", "2"]) == 0
+    assert "global batch 4 x" in capsys.readouterr().out
 
 
 def test_a_short_config_of_transformers_is_read_and_two_precisions_are_refused(
@@ -420,13 +472,27 @@ def test_a_file_that_is_named_by_its_place_elsewhere_is_found_beside(
     assert "zero_optimization.stage: 2" in capsys.readouterr().out
     stage.rename(elsewhere)
     assert main(["--from", str(config), *planned]) == 2
-    assert "zero.json: not beside this file: give it to --from, too" in capsys.readouterr().err
+    assert (
+        "zero.json: not beside this file: give the file to --from, too" in capsys.readouterr().err
+    )
     assert main(["--from", str(config), *planned, "--zero", "3"]) == 0
     assert "zero.json: not beside this file" in capsys.readouterr().out
     assert main(["--from", str(config), str(elsewhere), *planned]) == 0
     said = capsys.readouterr().out
     assert "zero_optimization.stage: 2" in said
     assert "not beside" not in said
+
+    config = tmp_path / "run.sh"
+    config.write_text(
+        "deepspeed train.py --deepspeed $1 --output_dir x --model_name_or_path gpt2 "
+        "--per_device_train_batch_size 1 --learning_rate 1\n"
+    )
+    reading = read_files([read_source(config)])
+    assert reading.kind.engine == "transformers"
+    assert main(["--from", str(config), *planned]) == 2
+    assert "deepspeed $1: known only to the shell: give the file" in capsys.readouterr().err
+    assert main(["--from", str(config), str(elsewhere), *planned]) == 0
+    assert "--zero 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -492,6 +558,9 @@ def test_a_command_line_wins_over_the_files_that_it_names(tmp_path: Path) -> Non
         ("torchrun --nproc_per_node gpu", "", 1),
         ("torchrun --nnodes=1:4 --nproc_per_node=8", "", 32),
         ("deepspeed --num_nodes 2 --num_gpus 8", "", 16),
+        ("deepspeed --include localhost:2,3", "", 2),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed", "", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_processes 2", "", 2),
     ],
 )
 def test_a_line_of_a_shell_is_one_command(
@@ -509,11 +578,60 @@ def test_a_line_of_a_shell_is_one_command(
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        'ARGS="\n  --nproc_per_node 2 \\\n  --nnodes $(hostname | wc -l)\n"\n'
+        "torchrun $ARGS train.py --output_dir x --learning_rate 1 --model_name_or_path gpt2 "
+        '--per_device_train_batch_size 3 "$@"\n'
+        "python evaluate.py --model x --batch 8\n",
+        "RUN=(\n  --nproc_per_node 2\n  # for now\n)\n"
+        'cmd="torchrun ${RUN[@]} train.py --output_dir x --learning_rate 1"\n'
+        "eval $cmd --model_name_or_path 'gpt2' --per_device_train_batch_size 3 $MORE\n",
+    ],
+)
+def test_flags_in_variables_and_arrays_of_a_shell_are_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    reading, config = understood(path)
+    assert config.data.global_batch == 3 * 2
+    rest = ["$@"] if "$@" in text else ["$MORE"]
+    assert [each.split(":")[0] for each in reading.left_out if "nnodes" not in each] == rest
+
+
+def test_a_config_that_a_command_line_names_is_below_its_flags(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ddp.yaml").write_text(
+        "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_processes: 2\n"
+    )
+    (tmp_path / "sft.yaml").write_text(
+        "stage: sft\nmodel_name_or_path: nano\nfinetuning_type: full\ncutoff_len: 64\n"
+        "per_device_train_batch_size: 4\n"
+    )
+    path = tmp_path / "run.sh"
+    for text, ranks, micro in (
+        ("accelerate launch --config_file ddp.yaml src/train.py sft.yaml", 2, 4),
+        ("llamafactory-cli train sft.yaml per_device_train_batch_size=1", 1, 1),
+        ("trl sft --config sft.yaml --per_device_train_batch_size 2", 1, 2),
+        ("CUDA_VISIBLE_DEVICES=0,1 python -m llamafactory.cli train sft.yaml", 1, 4),
+    ):
+        path.write_text(f"{text}\n")
+        assert main(["--from", str(path), "--gpu", "H100", "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert (record["kind"], record["file"]) == (
+            "LLaMA-Factory YAML",
+            str(path.parent / "sft.yaml"),
+        )
+        assert record["flags"]["global_batch"] == ranks * micro
+
+
+@pytest.mark.parametrize(
     ("text", "precision", "recomputes"),
     [
         ("", "bf16-pure", "none"),  # bf16: auto is Axolotl's default
         ("bf16: false\n", "fp32", "none"),
         ("fp16: true\nbf16: false\n", "fp16", "none"),
+        ("fp16: true\nbf16: auto\n", "fp16", "none"),
         ("activation_offloading: true\ngradient_checkpointing: true\n", "bf16-pure", "offload"),
         (
             "fsdp_config:\n  activation_checkpointing: true\ngradient_checkpointing: false\n",
@@ -540,7 +658,12 @@ def test_auto_is_refused_and_an_assumed_length_is_said(
     assert main(["--from", str(path), "--gpu", "H100", "--micro-batch", "auto"]) == 2
     assert "--micro-batch auto: give a number" in capsys.readouterr().err
     assert main(["--from", str(path), "--gpu", "H100"]) == 0
-    assert "sequences of 1024 tokens are assumed: --seq-len N" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "sequences of 1024 tokens are assumed: --seq-len N" in said
+    assert "no key asks for bf16 or fp16: fp32 is planned" in said
+    path.write_text(f"{path.read_text()}bf16: true\n")
+    assert main(["--from", str(path), "--gpu", "H100"]) == 0
+    assert "no key asks" not in capsys.readouterr().out
 
 
 def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
@@ -550,11 +673,97 @@ def test_tensor_parallelism_of_0_ranks_is_none(tmp_path: Path) -> None:
     assert understood(path, *given)[1].data.global_batch == 1
 
 
+def test_flags_of_accelerate_launch_are_below_those_of_the_script(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nmixed_precision: bf16\n")
+    launch = "accelerate launch --mixed_precision bf16 --num_processes 4 --config_file fsdp.yaml"
+    path.write_text(
+        f"{launch} train.py --model_name_or_path gpt2 --learning_rate 1 "
+        "--per_device_train_batch_size 2\n"
+    )
+    reading, config = understood(path)
+    assert reading.kind.engine == "transformers"
+    assert (config.sharding.strategy, config.data.global_batch) == ("fsdp", 8)
+    path.write_text(f"{launch} train.py\n")
+    given = ("--model", "gpt2", "--micro-batch", "1", "--seq-len", "8")
+    assert understood(path, *given)[1].sharding.strategy == "fsdp"
+    path.write_text(
+        "accelerate launch --use_deepspeed --num_processes 4 --zero_stage $1 train.py "
+        "--model_name_or_path gpt2 --learning_rate 1 --per_device_train_batch_size 2\n"
+    )
+    with pytest.raises(UserError, match=r"zero_stage \$1: known only to the shell: give the file"):
+        understood(path)
+
+
+def test_flags_of_scripts_around_transformers_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    run = (
+        "python train.py --output_dir x --learning_rate 1 --model_name_or_path gpt2 "
+        "--per_device_train_batch_size 1 --max_seq_len 512 --lora_dim 16 "
+    )
+    path.write_text(f"{run}--bits 4 --use_flash_attn True\n")
+    reading, config = understood(path)
+    assert reading.left_out == []
+    assert (config.model.lora_rank, config.model.quantize_base) == (16, "nf4")
+    assert (config.data.seq_len, config.model.attention) == (512, "flash")
+    path.write_text(f"{run.replace('model_name_or_path', 'model_name')}--qlora True\n")
+    assert understood(path)[1].model.quantize_base == "nf4"
+    for off in ("--use_lora False", "--lora_dim 0"):
+        path.write_text(f"{run}{off}\n")
+        assert understood(path)[1].model.lora_rank is None
+
+
+def test_fsdps_section_in_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nproc 2 train.py --output_dir x --learning_rate 1 --model_name_or_path gpt2 "
+        "--per_device_train_batch_size 1 --fsdp full_shard --fsdp_config fsdp.json\n"
+    )
+    reading, _ = understood(path)
+    assert reading.left_out == ["fsdp_config fsdp.json: not beside this file"]
+    section = {"activation_checkpointing": True, "fsdp_cpu_offload": True, "min_num_params": 9}
+    (tmp_path / "fsdp.json").write_text(json.dumps(section))
+    reading, config = understood(path)
+    assert config.model.activation_checkpointing == "full"
+    assert config.sharding.offload_param == "cpu"
+    assert reading.left_out == [
+        "fsdp.json: fsdp_config.min_num_params: each block is planned as a group"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("launch", "stage"),
+    [
+        ("--use_deepspeed", 2),
+        ("--use_deepspeed --zero_stage 3", 3),
+        ("--use_deepspeed --zero_stage 0", None),
+        ("train.py --deepspeed_stage 3", 3),
+        ("--use_deepspeed --deepspeed_config_file ds.json", None),
+        ("--config_file deepspeed.yaml", 2),
+        ("--use_deepspeed --deepspeed_config_file stage3.conf", 3),
+    ],
+)
+def test_deepspeed_without_a_stage_has_that_of_accelerate(
+    tmp_path: Path, launch: str, stage: int | None
+) -> None:
+    (tmp_path / "deepspeed.yaml").write_text("distributed_type: DEEPSPEED\nmixed_precision: bf16\n")
+    (tmp_path / "ds.json").write_text('{"bf16": {"enabled": true}, "train_batch_size": "auto"}')
+    (tmp_path / "stage3.conf").write_text('{"zero_optimization": {"stage": 3}}')
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"accelerate launch --num_processes 4 {launch} train.py --learning_rate 1 "
+        "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"
+    )
+    assert understood(path)[1].sharding.zero == stage
+
+
 def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
         "accelerate launch --num_processes 4 --use_fsdp --fsdp_reshard_after_forward false "
-        "--fsdp_offload_params true --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP train.py "
+        "--fsdp_offload_params true --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+        "--fsdp_activation_checkpointing_offload true --dynamo_backend inductor "
+        "--use_parallelism_config true --parallelism_config_tp_size 2 train.py "
         "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"
     )
     reading, config = understood(path)
@@ -562,6 +771,8 @@ def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     sharding = config.sharding
     assert (sharding.strategy, sharding.reshard_after_forward) == ("fsdp", False)
     assert sharding.offload_param == "cpu"
+    assert (config.model.activation_checkpointing, config.loop.compile) == ("offload", True)
+    assert sharding.tensor_parallel == 2
 
 
 @pytest.mark.parametrize(
@@ -587,3 +798,57 @@ def test_a_switch_of_a_command_line_is_turned_off(tmp_path: Path) -> None:
     assert understood(path)[1].model.activation_checkpointing == "none"
     with pytest.raises(UserError):
         edited(read_source(path), {"gradient_checkpointing": True})
+
+
+@pytest.mark.parametrize(
+    ("said", "targets", "layers", "note"),
+    [
+        ("", "qkv", "q_proj,v_proj", None),  # PEFT's own default
+        ("lora_target_modules: [q_proj, v_proj, lm_head]\n", "qkv", "q_proj,v_proj", "lm_head"),
+        (
+            "lora_target_modules: 'model.layers.[\\d]+.(mlp|self_attn).(up|down|q|o)_proj'\n",
+            "qkv,proj,mlp",
+            "up_proj,down_proj,q_proj,o_proj",
+            None,
+        ),
+        ("lora_target_linear: true\nlora_target_modules: [q_proj]\n", "all", None, None),
+    ],
+)
+def test_layers_with_adapters_are_those_of_peft(
+    tmp_path: Path, said: str, targets: str, layers: str | None, note: str | None
+) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text(f"base_model: gpt2\nmicro_batch_size: 1\nadapter: lora\n{said}")
+    reading, config = understood(path)
+    assert config.model.lora_targets == targets
+    assert reading.facts.get("layers") == layers
+    assert [str(note) in text for text in reading.left_out] == ([True] if note else [])
+
+
+def test_degrees_of_torchtitan_are_those_of_its_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "titan.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 512\nlocal_batch_size = 1\n'
+        "[parallelism]\ndata_parallel_shard_degree = 1\ntensor_parallel_degree = 2\n"
+        "context_parallel_degree = 2\n"
+    )
+    _, config = understood(path)
+    # ranks of context parallelism shard states, too
+    assert (config.sharding.strategy, config.data.global_batch) == ("fsdp", 1)
+    with pytest.raises(UserError, match=r"are for 4 GPUs, not 8: give --gpus 4, or correct them"):
+        understood(path, "--gpus", "8")
+    path.write_text(path.read_text() + "pipeline_parallel_degree = 2\n")
+    assert "pipelines are not planned" in understood(path, "--gpus", "8")[0].left_out[0]
+
+
+def test_tokens_of_torchtitan_are_of_the_sequences_that_are_planned(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b "
+        "--training.steps 10 --training.max_context_length 8192 "
+        "--training.num_tokens_per_microbatch_per_dp_rank 16384 "
+        "--training.num_tokens_per_train_step -1\n"
+    )
+    for length, micro in (("8192", 2), ("4096", 4)):
+        _, config = understood(path, "--seq-len", length)
+        assert (config.data.micro_batch, config.data.global_batch) == (micro, 8 * micro)

@@ -193,3 +193,14 @@ def test_nodes_have_as_many_gpus_as_the_file_says(tmp_path: Path) -> None:
     sources = [read_source(tmp_path / name) for name in ("launch.yaml", "args.json")]
     planned = plan_of(sources, ["--gpu", "H100", "--no-calibration"])
     assert (planned.cluster.world_size, planned.cluster.ranks_per_node) == (12, 6)
+
+
+def test_adapters_are_beside_the_layers_that_a_config_names(tmp_path: Path) -> None:
+    default, attention = (
+        of_trl(tmp_path, **more)
+        for more in ({}, {"lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]})
+    )
+    ranks, width, queries, values, blocks = 16, 576, 576, 192, 30
+    of_two = ranks * (2 * width + queries + values) * blocks
+    assert default.assessment.run.model.trained_parameter_count == of_two
+    assert attention.assessment.run.model.trained_parameter_count > 1.9 * of_two

@@ -25,10 +25,13 @@ def messages(slices: Iterable[int], bucket: int) -> list[list[int]]:
     """A bucket's slices, in elements, by the message that reduces them: the slice that takes one
     beyond the bucket's size is its last, so a parameter larger than that has several."""
     found: list[list[int]] = [[]]
+    filled = 0  # a large group has tens of thousands of slices
     for elements in slices:
-        if sum(found[-1]) > bucket:
+        if filled > bucket:
             found.append([])
+            filled = 0
         found[-1].append(elements)
+        filled += elements
     return found
 
 

@@ -11,7 +11,6 @@ from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
 from launcher.tools.plan_from.kinds.trl import TRL
 
 KINDS: tuple[Kind, ...] = (
-    ACCELERATE,
     DEEPSPEED,
     AXOLOTL,
     LLAMA_FACTORY,
@@ -20,5 +19,7 @@ KINDS: tuple[Kind, ...] = (
     TORCHTITAN_FLAGS,
     TRL,
     TRAINING_ARGUMENTS,
+    ACCELERATE,
 )
-"""In the order in which they are taken, where two have as many marks in a file."""
+"""In the order in which they are taken, where two have as many marks in a file: accelerate last,
+whose flags launch others."""

@@ -1,13 +1,16 @@
 """Accelerate's YAML: `accelerate config` writes it, `accelerate launch --config_file` reads it."""
 
-from launcher.tools.plan_from.keys import Kind, text, when, whole, words
+from launcher.tools.plan_from.keys import Kind, alike, text, when, whole, words
 from launcher.tools.plan_from.kinds.shared import (
+    COMPILED,
     DEEPSPEED_KEYS,
     DEEPSPEED_LEFT_OUT,
     DEEPSPEED_NO_EFFECT,
     FSDP_LEFT_OUT,
     FSDP_NO_EFFECT,
     FSDP_SECTION,
+    LAUNCHER_KEYS,
+    LAUNCHER_NO_EFFECT,
     device,
     stage,
 )
@@ -27,28 +30,17 @@ ACCELERATE = Kind(
         "fsdp_config.fsdp_auto_wrap_policy",
     ),
     keys={
+        **LAUNCHER_KEYS,
         "distributed_type": words(
             {
                 "NO": {"strategy": "single"},
-                "MULTI_GPU": {"strategy": "ddp"},
+                **alike("MULTI_GPU MULTI_NPU MULTI_XPU MULTI_MLU", strategy="ddp"),
                 "FSDP": {"strategy": "fsdp"},
                 "DEEPSPEED": {"engine": "deepspeed"},
             },
         ),
-        "num_processes": whole("gpus"),
-        "num_machines": whole("machines"),
-        "mixed_precision": words(
-            {
-                "no": {},
-                "bf16": {"mixed": "bf16"},
-                "fp16": {"mixed": "fp16"},
-                "fp8": {"mixed": "fp8"},
-            }
-        ),
         "use_cpu": when(cpu=True),
-        "dynamo_config.dynamo_backend": words(
-            {"no": {}, "inductor": {"compile": True}}, otherwise="is planned as not compiled"
-        ),
+        "dynamo_config.dynamo_backend": COMPILED,
         **FSDP_SECTION,
         **{f"{_D}.{name}": reader for name, reader in DEEPSPEED_KEYS.items()},
         f"{_D}.zero_stage": stage,
@@ -76,7 +68,7 @@ ACCELERATE = Kind(
         "deepspeed_config.zero3_save_16bit_model deepspeed_config.deepspeed_multinode_launcher "
         "deepspeed_config.deepspeed_hostfile deepspeed_config.deepspeed_*clusion_filter "
         f"{_P}_dp_shard_size {_P}_cp_* {_P}_sp_* fp16 "
-        f"{FSDP_NO_EFFECT} {_D_NO_EFFECT}"
+        f"{FSDP_NO_EFFECT} {_D_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
     ),
     accumulation="gradient_accumulation_steps",
     changes=(

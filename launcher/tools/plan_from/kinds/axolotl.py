@@ -8,6 +8,9 @@ from launcher.tools.plan_from.kinds.shared import (
     FSDP_LEFT_OUT,
     FSDP_NO_EFFECT,
     FSDP_SECTION,
+    LAUNCHER_KEYS,
+    LAUNCHER_NO_EFFECT,
+    PEFT_TARGETS,
     WEIGHTS,
     adapter_targets,
 )
@@ -73,7 +76,7 @@ AXOLOTL = Kind(
         "lora_r": whole("lora_rank"),
         "lora_dropout": lora_dropout,
         "lora_target_modules": adapter_targets,
-        "lora_target_linear": when(lora_targets="all"),
+        "lora_target_linear": when(**{"every layer": True}),
         "load_in_4bit": when(quantize_base="nf4"),
         "load_in_8bit": when(quantize_base="int8"),
         "liger_fused_linear_cross_entropy": when(loss="chunked"),
@@ -92,6 +95,7 @@ AXOLOTL = Kind(
         "context_parallel_size": whole("context_parallel"),
         "sequence_parallel_degree": whole("context_parallel"),
         "world_size": whole("gpus"),
+        **LAUNCHER_KEYS,
     },
     left_out={
         **dict.fromkeys(
@@ -145,9 +149,16 @@ AXOLOTL = Kind(
         "ring_attn_func bench_dataset do_bench_eval do_causal_lm_eval total_num_tokens "
         "use_scattermoe use_sonicmoe llama4_linearized_experts vllm.* gemma4_* use_*_kernels "
         "jagged_* lisa_* fp8_* secrets overrides_of_model_config* model_config.* float32 "
-        f"batch_size full_finetune {FSDP_NO_EFFECT}"
+        f"batch_size full_finetune {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
     ),
-    defaults={"micro_batch": 1, "accumulation": 1, "seq_len": 512, "lora_rank if lora": 8, **_BF16},
+    defaults={
+        "micro_batch": 1,
+        "accumulation": 1,
+        "seq_len": 512,
+        "lora_rank if lora": 8,
+        **_BF16,
+        **PEFT_TARGETS,
+    },
     micro_batch="micro_batch_size",
     accumulation="gradient_accumulation_steps",
     changes=(

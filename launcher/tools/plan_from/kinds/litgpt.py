@@ -62,12 +62,11 @@ LITGPT = Kind(
         "model.block_size": whole("block_size"),
         "lora_r": whole("lora_rank"),
         "lora_dropout": lora_dropout,
-        "lora_query": _target("qkv"),
+        "lora_query": _target("q"),
         "lora_key": _target("k"),
         "lora_value": _target("v"),
         "lora_projection": _target("proj"),
         "lora_mlp": _target("mlp"),
-        "lora_head": _target("head"),
         "optimizer": words(
             {"AdamW": {"optimizer": "adamw"}, "GaLoreAdamW": {"optimizer": "adamw"}},
             otherwise="is planned as AdamW",
@@ -78,6 +77,7 @@ LITGPT = Kind(
         ),
     },
     left_out={
+        "lora_head": "adapters of the head are not planned",
         "model_config": "the named model is planned",
         "optimizer.init_args.rank": "GaLore's projections are planned as AdamW",
     },

@@ -2,22 +2,28 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, is_on, number_of, when, whole, words
+from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, when, whole, words
 from launcher.tools.plan_from.kinds.shared import ATTENTION, adapter_targets
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_KEYS,
     TRAINER_LEFT_OUT,
     TRAINER_NO_EFFECT,
+    bits,
 )
-
-
-def _quantized(value: Any) -> Facts:
-    bits = number_of(value)
-    return {"quantize_base": "nf4" if bits <= 4 else "int8"} if bits else {}
 
 
 def _bf16(value: Any) -> Facts:
     return {"mixed": "bf16", "base": "bf16"} if is_on(value) else {}
+
+
+def _finetuning(value: Any) -> Facts:
+    """Read what is trained: everything, adapters, or another choice planned as one of these."""
+    facts = {"lora": str(value) in ("lora", "oft")}
+    if str(value) == "oft":
+        raise Unknown("is planned as LoRA", **facts)
+    if str(value) not in ("full", "lora"):
+        raise Unknown("is planned as full: all weights are trained", **facts)
+    return facts
 
 
 _TRAINED: Final = "all weights are planned as trained"
@@ -31,15 +37,15 @@ LLAMA_FACTORY = Kind(
     keys={
         **{name: reader for name, reader in TRAINER_KEYS.items() if name != "max_length"},
         "cutoff_len": whole("seq_len"),
-        "finetuning_type": words(
-            {"full": {"lora": False}, "lora": {"lora": True}, "oft": {"lora": True}},
-            otherwise="is planned as full: all weights are trained",
-            lora=False,
+        "finetuning_type": _finetuning,
+        "stage": words(
+            {"sft": {}, "pt": {}},
+            otherwise="is planned as sft: neither a reference model nor pairs are planned",
         ),
         "lora_target": adapter_targets,
         "lora_rank": whole("lora_rank"),
         "oft_target": adapter_targets,
-        "quantization_bit": _quantized,
+        "quantization_bit": bits,
         "pure_bf16": when(mixed="bf16", base="bf16", weights="bf16"),
         # the frozen base is loaded in bf16, what is trained stays in fp32 (model/adapter.py)
         "bf16": _bf16,
@@ -64,6 +70,7 @@ LLAMA_FACTORY = Kind(
         "use_unsloth_gc": "full checkpointing is planned",
         "mixture_of_depths": "every token is planned in every block",
         "ref_model": "a reference model is not planned",
+        "use_asft_loss": "its reference model is not planned",
         "reward_model": "a reward model is not planned",
         "additional_target": "whole modules beside adapters are not planned",
         "shift_attn": "whole attention is planned",
@@ -74,7 +81,7 @@ LLAMA_FACTORY = Kind(
         "adapter_name_or_path": "adapters are planned by lora_rank",
     },
     no_effect=(
-        f"{TRAINER_NO_EFFECT} stage template dataset eval_dataset media_dir train_on_prompt "
+        f"{TRAINER_NO_EFFECT} template dataset eval_dataset media_dir train_on_prompt "
         "mask_history buffer_size mix_strategy interleave_probs preprocessing_batch_size "
         "max_samples eval_num_beams ignore_pad_token_for_loss val_size packing neat_packing "
         "tool_format default_system enable_thinking preserve_thinking tokenized_path "
@@ -86,7 +93,7 @@ LLAMA_FACTORY = Kind(
         "ld_alpha galore_* apollo_* badam_* use_swanlab swanlab_* double_quantization "
         "quantization_type quantization_method quantization_device_map image_* video_* audio_* "
         "crop_to_patches use_audio_in_video export_* vllm_* sglang_* kt_* ray_* resource_* "
-        "placement_strategy use_reentrant_gc use_asft_loss use_dft_loss use_eaft_loss *ft_alpha "
+        "placement_strategy use_reentrant_gc use_dft_loss use_eaft_loss *ft_alpha "
         "moe_aux_loss_coef rope_scaling upcast_layernorm train_from_scratch dataset_dir "
         "predict_with_generate oft_* module_dropout use_fast_tokenizer temperature top_p top_k "
         "max_new_tokens max_length fp8_*"

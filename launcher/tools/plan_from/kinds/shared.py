@@ -1,5 +1,6 @@
 """Keys that several trainers share: Accelerate's FSDP section, DeepSpeed's JSON, launchers."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
@@ -43,6 +44,7 @@ _FSDP_READERS: Final[Mapping[str, Reader]] = {
     "offload_params": when(offload_optimizer="cpu", offload_param="cpu"),
     "cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "activation_checkpointing": when(activation_checkpointing="full"),
+    "activation_checkpointing_offload": when(activation_checkpointing="offload"),
 }
 _FSDP_REASONS: Final[Mapping[str, str]] = {
     "mixed_precision_policy": "the usual policy is planned: bf16 to compute, fp32 shards",
@@ -108,7 +110,6 @@ DEEPSPEED_KEYS: Final[Mapping[str, Reader]] = {
     "bf16.enabled": _precision("bf16"),
     "bfloat16.enabled": _precision("bf16"),
     "fp16.enabled": _precision("fp16"),
-    "bf16.bf16_master_weights_and_grads": when(weights="bf16"),
     "data_types.grad_accum_dtype": words(
         {"fp32": {"grad_accum_dtype": "fp32"}, "bf16": {"grad_accum_dtype": "bf16"}}
     ),
@@ -149,6 +150,12 @@ DEEPSPEED_LEFT_OUT: Final[Mapping[str, str]] = {
     "data_efficiency": "the longest sequences are planned",
     f"{_Z}offload_optimizer.ratio": "the whole optimizer is planned as offloaded",
     "torch_autocast": "give --precision",
+    "bf16.bf16_master_weights_and_grads": "master weights are planned in fp32",
+    "fp16.fp16_master_weights_and_grads": "master weights are planned in fp32",
+    "bf16.bf16_optimizer_states": "optimizer states are planned in fp32",
+    "amp.enabled": "apex is not planned",
+    "elasticity.enabled": "the batch given is planned",
+    "autotuning.enabled": "the batch given is planned",
 }
 _ZERO_NO_EFFECT: Final = (
     "contiguous_gradients reduce_scatter allgather_partitions sub_group_size "
@@ -165,7 +172,7 @@ DEEPSPEED_NO_EFFECT: Final = (
     "zero_force_ds_cpu_optimizer fp16.* bf16.* bfloat16.* aio flops_profiler comms_logger "
     "comms_config tensorboard wandb csv_monitor monitor_config dump_state prescale_gradients "
     "gradient_predivide_factor sparse_gradients communication_data_type checkpoint elasticity "
-    "autotuning compile.backend dataloader_drop_last log_level amp.enabled seed "
+    "autotuning compile.backend dataloader_drop_last log_level amp seed "
     + " ".join(f"zero_optimization.{name}" for name in _ZERO_NO_EFFECT.split())
 )
 
@@ -182,7 +189,21 @@ def _torchrun(fact: str) -> Reader:
     return read
 
 
+COMPILED: Final = words(
+    {"no": {}, "inductor": {"compile": True}}, otherwise="is planned as not compiled"
+)
+
+
+def _included(value: Any) -> Facts:
+    """Read DeepSpeed's `localhost:0,1`."""
+    devices = re.fullmatch(r"[\w.-]+:(\d+(?:,\d+)*)", str(value))
+    if devices is None:
+        raise Unknown("give --gpus N")
+    return {"per_machine": len(devices[1].split(","))}
+
+
 LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
+    "include": _included,
     "nproc_per_node": _torchrun("per_machine"),
     "nproc": _torchrun("per_machine"),
     "nnodes": _torchrun("machines"),
@@ -194,18 +215,25 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
         {"bf16": {"mixed": "bf16"}, "fp16": {"mixed": "fp16"}, "fp8": {"mixed": "fp8"}, "no": {}}
     ),
     "use_fsdp": when(strategy="fsdp"),
+    "use_deepspeed": when(engine="deepspeed"),
     **{f"fsdp_{name}": reader for name, reader in _FSDP_READERS.items()},
     "offload_optimizer_device": device("offload_optimizer"),
     "offload_param_device": device("offload_param"),
-    "zero_stage": stage,
+    **dict.fromkeys(("zero_stage", "deepspeed_stage"), stage),
     "config_file": text("companion config_file"),
     "deepspeed_config_file": text("companion deepspeed"),
     "multi_gpu": when(),
+    "dynamo_backend": COMPILED,
+    "parallelism_config_dp_replicate_size": whole("replicas"),
+    "parallelism_config_tp_size": whole("tensor_parallel"),
+    "parallelism_config_cp_size": whole("context_parallel"),
+    "parallelism_config_sp_size": whole("context_parallel"),
 }
 LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.split()) + (
     " rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
-    "machine_rank max_restarts monitor_interval module dynamo_backend local_ranks_filter tee "
-    "log_dir role hostfile include exclude"
+    "machine_rank max_restarts monitor_interval module dynamo_* use_parallelism_config "
+    "parallelism_config_dp_shard_size parallelism_config_?p_* local_ranks_filter tee "
+    "log_dir role hostfile exclude"
 )
 ATTENTION: Final = words(
     {
@@ -232,15 +260,36 @@ ADAPTER_TARGETS: Final = {
 }
 
 
+# where a config names no layers: PEFT's utils/constants.py for Llama, Mistral, Qwen, Gemma ...
+PEFT_TARGETS: Final[Facts] = {"lora_targets if lora": "qkv", "layers if lora": "q_proj,v_proj"}
+
+
 def adapter_targets(value: Any) -> Facts:
-    """Read the names of layers with adapters; q, k and v are one layer here."""
-    names = value if isinstance(value, list) else str(value).replace(",", " ").split()
-    if not names or not is_on(value):
+    """Read the names of layers with adapters, or PEFT's expression for them; in our words q, k and
+    v are one layer."""
+    if not is_on(value):
         return {}
+    given = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    names = list(dict.fromkeys(name for each in given for name in _layers(str(each))))
     if "all" in names or "all-linear" in names:
         return {"lora_targets": "all"}
-    known = [ADAPTER_TARGETS.get(str(name).rpartition(".")[2]) for name in names]
-    found = [target for target in ("qkv", "proj", "mlp") if target in known]
+    known = [name for name in names if name in ADAPTER_TARGETS]
+    targets = {ADAPTER_TARGETS[name] for name in known}
+    found = ",".join(target for target in ("qkv", "proj", "mlp") if target in targets)
     if not found:
         raise Unknown("is planned as qkv,proj", lora_targets="qkv,proj")
-    return {"lora_targets": ",".join(found)}
+    facts = {"lora_targets": found, "layers": ",".join(known)}
+    if len(known) < len(names):
+        others = ", ".join(name for name in names if name not in known)
+        raise Unknown(f"adapters of {others} are not planned", **facts)
+    return facts
+
+
+def _layers(name: str) -> list[str]:
+    """Return the last part of a layer's path; of an expression, all known ones that it spells."""
+    if re.fullmatch(r"[\w.-]+", name):
+        return [name.rpartition(".")[2]]
+    # (q|k|v)_proj
+    groups = re.findall(r"\(([\w|]+)\)(\w*)", name)
+    spelled = [f"{one}{end}" for ones, end in groups for one in ones.split("|")]
+    return [one for one in (*spelled, *re.findall(r"\w+", name)) if one in ADAPTER_TARGETS]

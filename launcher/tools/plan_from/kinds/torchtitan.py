@@ -34,6 +34,23 @@ def _shard_degree(value: Any) -> Facts:
     return {"shard": int(number_of(value) or -1)}
 
 
+def _components(value: Any) -> Facts:
+    if value and "model" not in str(value):
+        raise Unknown("blocks are planned as compiled, too, where compile.enable is on")
+    return {}
+
+
+def _pipeline(value: Any) -> Facts:
+    found = whole("pipeline")(value)
+    if found.get("pipeline", 1) > 1:
+        raise Unknown("pipelines are not planned: every rank is planned with all blocks", **found)
+    return {}
+
+
+def _unless_minus_1(fact: str) -> Reader:
+    return lambda value: {} if number_of(value) == -1 else whole(fact)(value)
+
+
 def _converters(value: Any) -> Facts:
     names = value if isinstance(value, list) else [value]
     if not [name for name in names if is_on(name)]:
@@ -51,13 +68,17 @@ _KEYS: Final[Mapping[str, Reader]] = {
     "training.local_batch_size": whole("micro_batch"),
     # Until 2025, with a torch whose RMSNorm was composed and a loss that held whole logits.
     "training.batch_size": lambda value: whole("micro_batch")(value) | {"norm_bytes": 8},
-    "training.global_batch_size": lambda v: {} if number_of(v) == -1 else whole("global_batch")(v),
+    "training.global_batch_size": _unless_minus_1("global_batch"),
     "training.seq_len": whole("seq_len"),
     "training.enable_cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "training.dtype": words({"bfloat16": {"weights": "bf16"}, "float32": {}}),
     "training.mixed_precision_param": _DTYPE,
     "training.compile": when(compile=True, loss="whole"),
     "compile.enable": when(compile=True),
+    "compile.components": _components,
+    "training.mixed_precision_reduce": words(
+        {"float32": {}}, otherwise="gradients are planned as reduced in fp32"
+    ),
     "activation_checkpoint.mode": words(
         {
             "none": {"activation_checkpointing": "none"},
@@ -91,13 +112,12 @@ _KEYS: Final[Mapping[str, Reader]] = {
             "never": {"reshard_after_forward": False},
         }
     ),
+    "parallelism.pipeline_parallel_degree": _pipeline,
+    "experimental.pipeline_parallel_degree": _pipeline,
     "job.config_file": text("companion config_file"),
     **LAUNCHER_KEYS,
 }
-_PIPELINE: Final = "pipelines are not planned: every rank is planned with all blocks"
 _LEFT_OUT: Final[Mapping[str, str]] = {
-    "parallelism.pipeline_parallel_degree": _PIPELINE,
-    "experimental.pipeline_parallel_degree": _PIPELINE,
     "parallelism.expert_parallel_degree": "experts are planned on every rank",
     "parallelism.expert_tensor_parallel_degree": "experts are planned on every rank",
     "parallelism.enable_async_tensor_parallel": "tensor parallelism is planned as synchronous",
@@ -112,7 +132,7 @@ _NO_EFFECT: Final = (
     "optimizer.beta* optimizer.eps optimizer.weight_decay training.dataset* "
     "training.max_norm training.steps "
     "training.gc_* training.seed training.deterministic training.warmup_steps "
-    "training.mixed_precision_reduce training.dataloader* compile.components compile.backend "
+    "training.dataloader* compile.backend "
     "activation_checkpoint.* quantize.* float8.* mx.* parallelism.pipeline_parallel_* "
     "experimental.pipeline_parallel_* parallelism.module_fqns_per_model_part "
     "parallelism.context_parallel_* experimental.context_parallel_rotate_method "
@@ -160,7 +180,7 @@ TORCHTITAN_FLAGS = Kind(
         "config": text("flavor"),
         "training.max_context_length": whole("seq_len"),
         "training.num_tokens_per_microbatch_per_dp_rank": whole("micro_batch_tokens"),
-        "training.num_tokens_per_train_step": whole("global_batch_tokens"),
+        "training.num_tokens_per_train_step": _unless_minus_1("global_batch_tokens"),
     },
     left_out=_LEFT_OUT,
     no_effect=_NO_EFFECT,

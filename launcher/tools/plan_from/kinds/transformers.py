@@ -23,6 +23,7 @@ from launcher.tools.plan_from.kinds.shared import (
     FSDP_SECTION,
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
+    PEFT_TARGETS,
     WEIGHTS,
     adapter_targets,
 )
@@ -76,13 +77,35 @@ def deepspeed_file(value: Any) -> Facts:
     return {"companion deepspeed": value} if isinstance(value, str) and is_on(value) else {}
 
 
+def _fsdp_file(value: Any) -> Facts:
+    """Read the name of a file with keys of FSDP's section."""
+    if str(value).startswith("{"):
+        raise Unknown("is planned as FSDP's defaults")
+    return {"companion fsdp_config": value} if isinstance(value, str) and is_on(value) else {}
+
+
 def lora_dropout(value: Any) -> Facts:
     """Read the dropout in front of adapters, which keeps its output and its mask."""
     return {"lora_dropout": min(max(number_of(value) or 0.0, 0.0), 0.99)}
 
 
+def bits(value: Any) -> Facts:
+    """Read the width of a quantized base; 16 and above are none."""
+    number = number_of(value) or 16
+    return {"quantize_base": "nf4" if number <= 4 else "int8"} if number < 16 else {}
+
+
+def _rank(value: Any) -> Facts:
+    """Read a rank of adapters, where 0 asks for none."""
+    return {} if number_of(value) == 0 else whole("lora_rank")(value)
+
+
+def _lora(value: Any) -> Facts:
+    return {"lora": is_on(value)}
+
+
 TRAINER_KEYS: Final[Mapping[str, Reader]] = {
-    "model_name_or_path": text("model"),
+    **dict.fromkeys(("model_name_or_path", "model_name", "model_id"), text("model")),
     "per_device_train_batch_size": whole("micro_batch"),
     "per_gpu_train_batch_size": whole("micro_batch"),
     "gradient_accumulation_steps": whole("accumulation"),
@@ -94,10 +117,14 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     },
     "activation_checkpointing": when(activation_checkpointing="full"),
     "optim": OPTIM,
-    "torch_compile": when(compile=True),
+    **dict.fromkeys(
+        ("torch_compile", "torch_compile_backend", "torch_compile_mode"), when(compile=True)
+    ),
+    "adafactor": when(optimizer="adafactor"),  # until version 5
     "use_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
     "fsdp": fsdp_words,
     **FSDP_SECTION,
+    "fsdp_config": _fsdp_file,
     "deepspeed": deepspeed_file,
     "use_cpu": when(cpu=True),
     "no_cuda": when(cpu=True),
@@ -111,10 +138,8 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "block_size": whole("seq_len"),
     "load_in_4bit": when(quantize_base="nf4"),
     "load_in_8bit": when(quantize_base="int8"),
-    "use_peft": when(lora=True),
-    "use_lora": when(lora=True),
-    "lora_r": whole("lora_rank"),
-    "lora_rank": whole("lora_rank"),
+    **dict.fromkeys(("use_peft", "use_lora", "lora_enable"), _lora),
+    **dict.fromkeys(("lora_r", "lora_rank", "lora_dim"), _rank),
     "lora_dropout": lora_dropout,
     "lora_target_modules": adapter_targets,
     **LAUNCHER_KEYS,
@@ -137,7 +162,7 @@ TRAINER_NO_EFFECT: Final = (
     "output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type "
     "lr_scheduler_kwargs warmup_* weight_decay adam_* max_grad_norm bf16_full_eval fp16_full_eval "
     "average_tokens_across_devices gradient_checkpointing_kwargs activation_checkpointing_kwargs "
-    "torch_compile_* liger_kernel_config use_cache torch_empty_cache_steps logging_* log_* "
+    "liger_kernel_config use_cache torch_empty_cache_steps logging_* log_* "
     "include_* disable_tqdm report_to run_name project trackio_* eval_* evaluation_strategy "
     "per_device_eval_batch_size prediction_loss_only batch_eval_metrics save_* enable_jit_* "
     "push_to_hub* hub_* load_best_model_at_end metric_for_best_model greater_is_better "
@@ -151,7 +176,7 @@ TRAINER_NO_EFFECT: Final = (
     "dataset_* preprocessing_num_workers overwrite_cache validation_split_percentage max_*_samples "
     "streaming data_path eval_data_path lora_alpha use_rslora lora_task_type "
     "lora_bias lora_path bnb_4bit_* use_bnb_nested_quant past_index jit_mode_eval "
-    "adafactor lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
+    "lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
     f"tpu_* mp_parameters use_mps_device {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
 )
 TRAINER_CHANGES: Final = (
@@ -165,10 +190,19 @@ TRAINING_ARGUMENTS = Kind(
     name="transformers TrainingArguments",
     engine="transformers",
     marks=("output_dir", "per_device_train_batch_size", "learning_rate"),
-    keys=TRAINER_KEYS,
+    # flags of scripts around transformers' Trainer: FastChat, LLaVA, QLoRA, DeepSpeed-Chat
+    keys={
+        **TRAINER_KEYS,
+        "max_seq_len": whole("seq_len"),
+        "deepspeed_config": deepspeed_file,
+        "bits": bits,
+        **dict.fromkeys(("qlora", "q_lora", "use_qlora"), when(lora=True, quantize_base="nf4")),
+        **dict.fromkeys(("lora_modules", "target_modules"), adapter_targets),
+        **dict.fromkeys(("use_flash_attn", "use_flash_attention"), when(attention="flash")),
+    },
     left_out=TRAINER_LEFT_OUT,
     no_effect=TRAINER_NO_EFFECT,
-    defaults={"micro_batch": 8, "accumulation": 1},
+    defaults={"micro_batch": 8, "accumulation": 1, "lora if ranked": True, **PEFT_TARGETS},
     micro_batch="per_device_train_batch_size",
     accumulation="gradient_accumulation_steps",
     changes=TRAINER_CHANGES,

@@ -1,6 +1,9 @@
 """trl's SFTTrainer: a YAML file or the flags of `trl sft`."""
 
+from typing import Final
+
 from launcher.tools.plan_from.keys import Kind, alike, is_on, when, words
+from launcher.tools.plan_from.kinds.shared import PEFT_TARGETS
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_CHANGES,
     TRAINER_KEYS,
@@ -9,6 +12,10 @@ from launcher.tools.plan_from.kinds.transformers import (
 )
 
 _OTHER = "another trainer than SFT: its reference models and completions are not planned"
+_OTHERS: Final = (
+    *("num_generations", "max_prompt_length", "max_completion_length", "beta", "use_vllm"),
+    *("ref_model", "reward_funcs"),
+)
 TRL = Kind(
     name="trl SFT",
     engine="trl",
@@ -16,6 +23,7 @@ TRL = Kind(
         *("packing", "packing_strategy", "dataset_name", "max_length", "completion_only_loss"),
         *("assistant_only_loss", "use_peft", "lora_r", "dataset_text_field", "padding_free"),
         *("loss_type", "eos_token", "model_name_or_path", "dataset_train_split"),
+        *_OTHERS,
     ),
     keys={
         **TRAINER_KEYS,
@@ -30,12 +38,7 @@ TRL = Kind(
     },
     left_out={
         **TRAINER_LEFT_OUT,
-        "num_generations": _OTHER,
-        "max_prompt_length": _OTHER,
-        "max_completion_length": _OTHER,
-        "beta": _OTHER,
-        "use_vllm": _OTHER,
-        "ref_model": _OTHER,
+        **dict.fromkeys(_OTHERS, _OTHER),
         "model_init_kwargs": "give --precision",
         "router_aux_loss_coef": "the loss of routers is not planned",
     },
@@ -54,6 +57,7 @@ TRL = Kind(
         "loss": "chunked",
         "lora_rank if lora": 16,
         "lora_dropout if lora": 0.05,
+        **PEFT_TARGETS,
     },
     micro_batch="per_device_train_batch_size",
     accumulation="gradient_accumulation_steps",
