@@ -17,9 +17,10 @@ from launcher.tools.rehearse.failures import (
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.stage import Stage
 from launcher.tools.rehearse.timeline import Kind
+from launcher.tools.rehearse.unseen import unseen_lines
 from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
-from launcher.tools.watch.folder import WatchedRank, all_seen
+from launcher.tools.watch.folder import WatchedRank
 from launcher.tools.watch.tables import phase_name, phase_rows, table
 from launcher.util.sizes import gib
 
@@ -56,7 +57,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     rows = [row[:-1] for row in phase_rows(worst)]  # a rehearsal has no seconds
     yield from table((f"rank {worst.number}", "allocated", "reserved"), rows)
     yield from _contents(whole, worst)
-    yield from _not_reached(whole)
+    yield from unseen_lines(whole)
     if len(whole.ranks) > 1:
         yield from table(("peaks", "allocated", "reserved", "resident set"), _ranks(whole))
     for other in whole.other_gpus:
@@ -164,15 +165,6 @@ def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
     yield from table(
         ("modules at the peak", "bytes"), [(name, gib(size)) for name, size in largest]
     )
-
-
-def _not_reached(stage: Stage) -> Iterator[str]:
-    """Yield what no rank did before the rehearsal ended it: it may need more than a step."""
-    done = {phase["period"] for rank in stage.ranks for phase in rank.of_kind("phase")}
-    words = {"evaluation": "an evaluation", "save": "a save"}
-    missing = [word for period, word in words.items() if period not in done]
-    if missing and all_seen(stage.ranks):
-        yield f"  not in it: {' or '.join(missing)} after the first {stage.steps} steps"
 
 
 def _ranks(stage: Stage) -> list[tuple[str, ...]]:

@@ -1,0 +1,38 @@
+"""What the rehearsed steps have not shown, and what a report says of it."""
+
+from pathlib import Path
+
+import pytest
+from nullgpu.runs import ROOT
+
+import shardscale
+
+LOOP = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+for step in range({steps}):
+    model(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_a_program_of_one_step_has_not_run_a_backward_beside_its_states(optimizer: str) -> None:
+    report = repr(shardscale.rehearse(LOOP.format(optimizer=optimizer, steps=1), gpu="T4"))
+    assert "  the program ended by itself after 1 step\n" in report
+    assert ("    a second step would need more" in report) == (optimizer == "AdamW")
+
+
+def test_one_step_that_is_asked_for_takes_two() -> None:
+    found = shardscale.rehearse(LOOP.format(optimizer="AdamW", steps=9), gpu="T4", steps=1)
+    assert found.record["steps"] == 2
+    assert "  not in it: an evaluation or a save after the first 2 steps" in repr(found)
+    assert "by itself" not in repr(found)
