@@ -36,3 +36,26 @@ def test_one_step_that_is_asked_for_takes_two() -> None:
     assert found.record["steps"] == 2
     assert "  not in it: an evaluation or a save after the first 2 steps" in repr(found)
     assert "by itself" not in repr(found)
+
+
+PATIENT = """\
+import torch
+from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM
+from transformers import Trainer, TrainingArguments
+sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+rows = [dict(input_ids=[5] * 8, labels=[5] * 8)] * 8
+every = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
+best = dict(load_best_model_at_end=True, metric_for_best_model="eval_loss")
+arguments = TrainingArguments("out", max_steps=20, report_to=[], **every, **best)
+callbacks = [EarlyStoppingCallback(1)]
+Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=callbacks).train()
+"""
+
+
+def test_early_stopping_does_not_end_a_program_whose_losses_are_unknown() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    found = shardscale.rehearse(PATIENT, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    assert "by itself" not in repr(found)
