@@ -1,4 +1,4 @@
-"""Let no callback of a library stop a training whose loss does not fall: here every loss reads alike.
+"""Let no callback of a library stop a training whose loss does not fall: all losses read alike.
 
 What it decides from the loss, and with how much patience, is kept; only the end is left out.
 """
