@@ -224,7 +224,14 @@ except Exception as error:
 """
 
 
-@pytest.mark.parametrize("end", ["sys.exit(1)", 'raise RuntimeError("too large") from error'])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "sys.exit(1)",
+        'raise RuntimeError("too large") from error',
+        "import torch._inductor.exc as made; raise made.InductorError(error, None) from None",
+    ],
+)
 def test_out_of_memory_that_the_program_turns_into_another_error(end: str) -> None:
     """Hydra catches every error, and exits."""
     found = shardscale.rehearse(LARGE_STATES.format(end=end), gpu="T4")
