@@ -203,7 +203,7 @@ FAILED = {
     ],
 )
 def test_out_of_memory_that_the_program_turns_into_an_exit_code(
-    ranks: list[list[dict[str, Any]]], code: int, state: str, tmp_path: Path
+    ranks: list[list[Any]], code: int, state: str, tmp_path: Path
 ) -> None:
     found = [WatchedRank(number, records) for number, records in enumerate(ranks)]
     conclude(tmp_path, found, code)
