@@ -89,6 +89,10 @@ def unwrapped(name: str) -> str:
 
 def _plain(value: Any) -> Iterator[Any]:
     """Yield the tensors with memory of their own that a value consists of."""
+    if isinstance(value, (list, tuple)):  # the history of LBFGS, the factors of Shampoo
+        for one in value:
+            yield from _plain(one)
+        return
     if value is None or not hasattr(value, "untyped_storage"):
         return
     local = getattr(value, "_local_tensor", None)

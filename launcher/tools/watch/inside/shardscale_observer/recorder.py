@@ -289,7 +289,7 @@ class Recorder:
         self.file.add("ledger", moment="held", step=self.steps, phase=None, **lines)
 
     def _stop_recording(self, suffix: str) -> None:
-        if self.recording and self.file is not None:
+        if self.recording and self.file is not None and self.file.is_of_rank():
             name = f"allocations-rank{self.file.rank}{suffix}"
             self.history.stop(self.settings["folder"], name)  # type: ignore[union-attr]
 

@@ -21,6 +21,7 @@ from shardscale_observer.reading import (
 )
 from shardscale_observer.recorder import Recorder
 from shardscale_observer.sampler import Sampler
+from shardscale_observer.scaling import unscaled
 
 _WITHOUT_OPTIMIZER = 8
 """Backward passes by which a program has made its optimizer, if it makes any."""
@@ -42,7 +43,7 @@ class Session(Recorder):
         if self.file is not None or self.closed or not used:
             return self.file is not None
         try:
-            self.file = RankFile(self.settings["folder"], rank_of_process()[0])
+            self.file = RankFile(self.settings["folder"], *rank_of_process())
         except FileExistsError:  # a helper process that computes something, too
             self.closed = True
             return False
@@ -151,7 +152,7 @@ class Session(Recorder):
         self.begin_step()
         self.backwards += 1
         if not self.rehearses:
-            self.losses += [loss_of(loss) for loss in losses]
+            self.losses += [loss_of(unscaled(loss)) for loss in losses]
         if self.recording:
             owners = self.owners().on_device("cuda")
             self.history.mark("end_forward", "", owners)  # type: ignore[union-attr]
