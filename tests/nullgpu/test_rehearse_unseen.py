@@ -59,3 +59,31 @@ def test_early_stopping_does_not_end_a_program_whose_losses_are_unknown() -> Non
     found = shardscale.rehearse(PATIENT, gpu="T4")
     assert (found.verdict, found.record["steps"]) == ("fits", 3)
     assert "by itself" not in repr(found)
+
+
+RARELY = """\
+import torch
+critic, generator = (torch.nn.Linear(1024, 1024, device="cuda") for _ in range(2))
+often, rarely = (torch.optim.Adam(one.parameters()) for one in (critic, generator))
+inputs = torch.ones(8, 1024, device="cuda")
+for step in range(40):
+    critic(generator(inputs).detach()).sum().backward()
+    often.step()
+    if step % {every} == 4:
+        critic(generator(inputs)).sum().backward()
+        rarely.step()
+"""
+
+
+def test_an_optimizer_that_steps_rarely() -> None:
+    found = shardscale.rehearse(RARELY.format(every=5), gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 8)
+    states = found.record["ranks"][0]["end"]["by_category"]["optimizer"]
+    assert states == pytest.approx(2 * 8 * 1024 * 1024, rel=0.01)
+
+
+def test_an_optimizer_that_has_not_stepped() -> None:
+    found = shardscale.rehearse(RARELY.format(every=99).replace("== 4", "== 98"), gpu="T4")
+    assert found.record["steps"] == 15
+    line = "  not in it: the states of an optimizer that has not stepped: Adam of 1,049,600"
+    assert line in repr(found)

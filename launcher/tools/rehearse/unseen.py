@@ -24,5 +24,13 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
             )
 
 
+    ended = [event for rank in stage.ranks[:1] for event in rank.events("program_ended")]
+    for optimizer in [one for event in ended for one in event.get("unstepped", ())]:
+        yield (
+            f"  not in it: the states of an optimizer that has not stepped: {optimizer['kind']} of "
+            f"{optimizer['parameters']:,} parameters"
+        )
+
+
 def _has_states(stage: Stage) -> bool:
     return any(held.end.by_category.get("optimizer") for held in stage.held.values())

@@ -73,10 +73,16 @@ class RankFile:
         self.add("event", name=name, **more, unix_s=time.time(), detail=detail)
 
 
+def is_distributed() -> bool:
+    """Return True in a process that has joined a group."""
+    found: Any = sys.modules.get("torch.distributed")
+    return found is not None and found.is_available() and bool(found.is_initialized())
+
+
 def rank_of_process() -> tuple[int, int]:
     """Return (rank, world size) of this process, 0 of 1 where there is no group."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if is_distributed():
+        distributed: Any = sys.modules["torch.distributed"]
         return distributed.get_rank(), distributed.get_world_size()
     for rank, world in (
         ("RANK", "WORLD_SIZE"),

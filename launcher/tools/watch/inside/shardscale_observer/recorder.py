@@ -13,9 +13,10 @@ from shardscale_observer.compiled import COMPILED
 from shardscale_observer.guard import FAULTS
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
+from shardscale_observer.limit import Limit, unstepped
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
-from shardscale_observer.rank_file import RankFile
+from shardscale_observer.rank_file import RankFile, is_distributed
 from shardscale_observer.reading import alive, libraries_in_use
 from shardscale_observer.sampler import Sampler
 
@@ -34,6 +35,7 @@ class Recorder:
         self.settings = settings
         self.rehearses = settings["mode"] == "rehearse"
         self.peaks = peaks
+        self._limit = Limit(settings.get("steps"))
         self.file: RankFile | None = None
         self.history: History | None = None
         self.phase, self.before_evaluation = "load", "other"
@@ -98,6 +100,7 @@ class Recorder:
             libraries=libraries_in_use(),
             has_optimizer=self.has_optimizer,
             turns=len(self.turns),
+            unstepped=unstepped(self) if self.rehearses else [],
         )
         if self.device is not None:
             for gpu, peaks in self.peaks.others(self.device):
@@ -141,12 +144,11 @@ class Recorder:
             return
         if self.stepped:
             self._end_step()
-            if self.rehearses and self._is_distributed():
+            if self.rehearses and is_distributed():
                 time.sleep(_WATCHDOG_S)
         if self.in_step:
             return
-        limit = self.settings.get("steps")
-        if limit is not None and self.steps >= limit * max(1, len(self.turns)):
+        if self._limit.is_reached(self):
             self.end("steps")
             self._begin_timeline()
             return
@@ -202,10 +204,6 @@ class Recorder:
             self.event("no_timeline", reason=why[:1000], **more)
         finally:
             leave()
-
-    def _is_distributed(self) -> bool:
-        distributed = self.torch.distributed
-        return bool(distributed.is_available() and distributed.is_initialized())
 
     def _end_step(self) -> None:
         self._close_phase()
