@@ -87,3 +87,13 @@ def test_an_optimizer_that_has_not_stepped() -> None:
     assert found.record["steps"] == 15
     line = "  not in it: the states of an optimizer that has not stepped: Adam of 1,049,600"
     assert line in repr(found)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_networks_run_without_cudnn(kind: str) -> None:
+    loop = LOOP.format(optimizer="SGD", steps=9)
+    loop = loop.replace("Linear(1024", f"{kind}(1024").replace(").sum()", ")[0].sum()")
+    found = shardscale.rehearse(loop, gpu="T4")
+    assert (found.verdict, found.record["steps"], found.step_s) == ("fits", 3, None)
+    assert f"  {kind}: run by torch's own kernels here; cuDNN's, which the null" in repr(found)
+    assert "no seconds: torch's own kernels for recurrent networks take far longer" in repr(found)

@@ -30,6 +30,11 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
             f"  not in it: the states of an optimizer that has not stepped: {optimizer['kind']} of "
             f"{optimizer['parameters']:,} parameters"
         )
+    if kinds := ended[0].get("recurrent") if ended else None:
+        yield (
+            f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the null GPU "
+            "lacks, may keep more or less for the backward"
+        )
 
 
 def _has_states(stage: Stage) -> bool:

@@ -153,3 +153,9 @@ LIBRARIES = {
 def libraries_in_use() -> list[str]:
     """Return the libraries that train, of those that the program has imported."""
     return [name for name, module in LIBRARIES.items() if module in sys.modules]
+
+
+def recurrent_networks() -> list[str]:
+    """Return the kinds of networks that a rehearsal has run by other kernels than cuDNN's."""
+    module: Any = sys.modules.get("shardscale_rehearsal.recurrent")
+    return sorted(module.used) if module is not None else []

@@ -17,7 +17,7 @@ from shardscale_observer.limit import Limit, unstepped
 from shardscale_observer.owners import Owners
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile, is_distributed
-from shardscale_observer.reading import alive, libraries_in_use
+from shardscale_observer.reading import alive, libraries_in_use, recurrent_networks
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -101,6 +101,7 @@ class Recorder:
             has_optimizer=self.has_optimizer,
             turns=len(self.turns),
             unstepped=unstepped(self) if self.rehearses else [],
+            recurrent=recurrent_networks(),
         )
         if self.device is not None:
             for gpu, peaks in self.peaks.others(self.device):
