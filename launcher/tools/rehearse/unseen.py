@@ -23,7 +23,6 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
                 "optimizer's states, which the first one makes"
             )
 
-
     ended = [event for rank in stage.ranks[:1] for event in rank.events("program_ended")]
     for optimizer in [one for event in ended for one in event.get("unstepped", ())]:
         yield (
@@ -32,8 +31,8 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
         )
     if kinds := ended[0].get("recurrent") if ended else None:
         yield (
-            f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the null GPU "
-            "lacks, may keep more or less for the backward"
+            f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the null "
+            "GPU lacks, may keep more or less for the backward"
         )
 
 

@@ -50,7 +50,8 @@ class Timeline:
     def begin(self) -> str | None:
         """Begin; returns why not, where this program's operators cannot be followed."""
         global _running
-        if why := unpriced(_Mode):
+        why: str | None = unpriced(_Mode)
+        if why is not None:
             return why
         _running = self
         self._follow_triton()

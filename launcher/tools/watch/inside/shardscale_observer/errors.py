@@ -75,3 +75,13 @@ def is_out_of_memory(torch: Any, error: BaseException | None, *, of_host: bool) 
             return True
         error = error.__cause__ or getattr(error, "inner_exception", None)
     return False
+
+
+def sentence_of_wait(read: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return what to say of a line that reads a value again and again, and its place."""
+    file, _, line = read["place"].rpartition(":")
+    sentence = (
+        f"{read['place']} has read a value {read['times']:,} times in one step, which no "
+        f"kernel computes here: set it with --answer {read['place']}=VALUE"
+    )
+    return sentence, {"file": file, "line": int(line), "code": read["code"]}

@@ -20,7 +20,7 @@ class Owners:
         for module in modules:
             for name, parameter in module.named_parameters():
                 owner = module_of(name)
-                names[id(parameter)] = owner
+                names.setdefault(id(parameter), owner)
                 self._add("params" if parameter.requires_grad else "frozen", owner, parameter)
                 # ZeRO-3's shard; the parameter itself is empty between uses
                 self._add("params", owner, getattr(parameter, "ds_tensor", None))

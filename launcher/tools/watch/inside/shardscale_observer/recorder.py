@@ -15,6 +15,7 @@ from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
 from shardscale_observer.limit import Limit, unstepped
 from shardscale_observer.owners import Owners
+from shardscale_observer.parts import outermost_first
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile, is_distributed
 from shardscale_observer.reading import alive, libraries_in_use, recurrent_networks
@@ -48,6 +49,7 @@ class Recorder:
         self.names: dict[int, str] = {}
         self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parameters = 0  # of the largest of them
+        self._shape: dict[str, Any] = {}  # of its batches
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.has_optimizer: bool | None = None
         """False where the program updates its weights by itself; None while that is not known."""
@@ -64,7 +66,7 @@ class Recorder:
         self.timeline: Any = None
         """One more step of a rehearsal (shardscale_rehearsal/timeline.py); None elsewhere."""
         self.closed = self.failed = False
-        self._evaluated_after: set[int] = set()
+        self.evaluated_after: set[int] = set()
         """Steps that an evaluation followed, or a generation."""
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None
@@ -96,7 +98,7 @@ class Recorder:
             "program_ended",
             reason=reason,
             steps=self.steps,
-            evaluated_after=len(self._evaluated_after - {0}),
+            evaluated_after=len(self.evaluated_after - {0}),
             libraries=libraries_in_use(),
             has_optimizer=self.has_optimizer,
             turns=len(self.turns),
@@ -122,7 +124,7 @@ class Recorder:
         self._close_phase()
         self.phase = phase
         if phase == "evaluation":
-            self._evaluated_after.add(self.steps + self.stepped)
+            self.evaluated_after.add(self.steps + self.stepped)
         if self.recording:
             self.history.mark("phase", f"{self._period()}/{phase}")  # type: ignore[union-attr]
 
@@ -275,7 +277,7 @@ class Recorder:
             )
 
     def owners(self) -> Owners:
-        return Owners(list(self.roots), list(self.optimizers))
+        return Owners(outermost_first(self.roots), list(self.optimizers))
 
     def mark_owners(self) -> None:
         if self.recording:
