@@ -1,11 +1,14 @@
 """What the rehearsed steps have not shown, and what a report says of it."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from nullgpu.runs import ROOT
+from nullgpu.test_rehearse_programs import TORCHRUN
 
 import shardscale
+from launcher.forecast.machine import Machine
 
 LOOP = """\
 import torch
@@ -97,3 +100,83 @@ def test_recurrent_networks_run_without_cudnn(kind: str) -> None:
     assert (found.verdict, found.record["steps"], found.step_s) == ("fits", 3, None)
     assert f"  {kind}: run by torch's own kernels here; cuDNN's, which the null" in repr(found)
     assert "no seconds: torch's own kernels for recurrent networks take far longer" in repr(found)
+
+
+PARTS = """\
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Linear(1024, 512), torch.nn.Linear(512, 1024)
+model = Model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model.decoder(model.encoder(torch.ones(8, 1024, device="cuda"))).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_model_whose_parts_are_called_alone() -> None:
+    found = shardscale.rehearse(PARTS, gpu="T4")
+    assert f": Model, {2 * 1024 * 512 + 1024 + 512:,} parameters, 1 rank" in repr(found)
+    modules = found.record["ranks"][0]["peak"]["by_module"]
+    assert {"encoder", "decoder"} <= set(modules)
+
+
+TEACHER = """\
+import torch
+teacher, model = (torch.nn.Linear(size, 4096, device="cuda") for size in (4096, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.ones(4096, 4096, device="cuda")
+for step in range(9):
+    with torch.no_grad():
+        wanted = {call}
+    (model(inputs[:, :64]) - wanted).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_seconds_of_a_step_are_also_its_teachers() -> None:
+    with_it, without = (
+        shardscale.rehearse(TEACHER.format(call=call), gpu="T4")
+        for call in ("teacher(inputs)", "inputs")
+    )
+    seconds = [one.record["ranks"][0]["seconds"]["products_s"] for one in (with_it, without)]
+    flops = 2 * 4096**3
+    rate = Machine.of_gpu("T4", ranks_per_node=1).matmul_flops_per_s["fp32"]
+    assert seconds[0] - seconds[1] == pytest.approx(flops / rate, rel=0.1)
+    assert "left out of it" not in repr(with_it)
+    assert ": Linear, 266,240 parameters" in repr(with_it)
+
+
+RANKS_AGREE = """\
+import torch, torch.distributed as dist
+from lightning.pytorch.strategies.parallel import ParallelStrategy
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    agreed = [ParallelStrategy().reduce_boolean_decision(dist.get_rank() >= least)
+              for least in range(3)]
+    print("agreed", agreed, flush=True)
+"""
+STRATEGY = """\
+import torch
+class ParallelStrategy:
+    def reduce_boolean_decision(self, decision):
+        decision = torch.tensor(int(decision), device="cuda")
+        torch.distributed.all_reduce(decision)
+        return bool(decision == 2)
+"""
+
+
+def test_ranks_of_lightning_agree(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "lightning" / "pytorch" / "strategies"
+    folder.mkdir(parents=True)
+    (folder / "parallel.py").write_text(STRATEGY)
+    found = shardscale.rehearse(RANKS_AGREE, gpu="T4", command=(sys.executable, *TORCHRUN))
+    assert (found.verdict, found.record["ranks"][0]["values"]) == ("fits", [])
+    assert capfd.readouterr().err.count(" [True, False, False]") == 8

@@ -39,11 +39,10 @@ def lines(result: Rehearsal) -> Iterator[str]:
         yield (
             f"no process has trained with torch on the GPU; the program's exit code is {stage.code}"
         )
-        if stage.code == 0:
-            yield (
-                f"  the node has {result.gpus} GPU{'s' if result.gpus > 1 else ''}: a program that "
-                "sets CUDA_VISIBLE_DEVICES to others finds none, so give --gpus N"
-            )
+        yield (
+            f"  the node has {result.gpus} GPU{'s' if result.gpus > 1 else ''}: a program that "
+            "asks for more, or sets CUDA_VISIBLE_DEVICES to others, needs --gpus N"
+        )
         return
     yield _headline(result)
     if stage.ran_out:
@@ -229,6 +228,11 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         yield (
             "    every step is followed by forwards without gradients (an evaluation, or generated "
             "texts), whose seconds are not known"
+        )
+    if timeline.received:
+        yield (
+            f"    {timeline.received:,} messages come from one other rank each: waiting for that "
+            "rank, as in a pipeline's bubbles, is not in it"
         )
     if timeline.uncounted_products:
         yield (

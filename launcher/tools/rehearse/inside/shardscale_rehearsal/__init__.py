@@ -22,7 +22,15 @@ def begin() -> None:
     only = os.environ.get("SHARDSCALE_STAND_IN_RANK")
     if None not in (only, os.environ.get("RANK")) and only != os.environ["RANK"]:
         os._exit(0)  # one rank runs alone, and this is another
-    from shardscale_rehearsal import built, distributed, generation, images, patience, recurrent, weights
+    from shardscale_rehearsal import (
+        built,
+        distributed,
+        generation,
+        images,
+        patience,
+        recurrent,
+        weights,
+    )
 
     after_import(distributed.MODULE, distributed.prepare)
     for module in distributed.METHODS:
