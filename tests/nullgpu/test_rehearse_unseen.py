@@ -180,3 +180,23 @@ def test_ranks_of_lightning_agree(tmp_path: Path, capfd: pytest.CaptureFixture[s
     found = shardscale.rehearse(RANKS_AGREE, gpu="T4", command=(sys.executable, *TORCHRUN))
     assert (found.verdict, found.record["ranks"][0]["values"]) == ("fits", [])
     assert capfd.readouterr().err.count(" [True, False, False]") == 8
+
+
+LIBRARY = """\
+import linecache, torch
+source = "def check(one):\\n    return bool(one.isfinite())\\n"
+file = torch.__path__[0] + "extra/check.py"  # as torchao's lie beside torch's
+linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+names = {}
+exec(compile(source, file, "exec"), names)
+print("checked", names["check"](torch.ones(4, device="cuda").sum()))
+"""
+
+
+def test_a_library_whose_name_begins_with_torch_is_not_torch(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found = shardscale.rehearse([LIBRARY, LOOP.format(optimizer="SGD", steps=9)], gpu="T4")
+    assert "checked True" in capfd.readouterr().err
+    (read,) = found.record["ranks"][0]["values"]
+    assert read["library"].endswith("torchextra/check.py:2")
