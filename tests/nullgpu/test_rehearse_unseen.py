@@ -200,3 +200,34 @@ def test_a_library_whose_name_begins_with_torch_is_not_torch(
     assert "checked True" in capfd.readouterr().err
     (read,) = found.record["ranks"][0]["values"]
     assert read["library"].endswith("torchextra/check.py:2")
+
+
+OF_A_LIBRARY = """\
+import torch
+class Scaled(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device)
+    def __init__(self, inner, scale):
+        self.inner, self.scale = inner, scale
+    def __tensor_flatten__(self):
+        return ["inner", *(["scale"] if self.scale else [])], None
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = torch.utils._pytree.tree_map_only(cls, lambda one: one.inner, (args, kwargs or {}))
+        found = func(*inner[0], **inner[1])
+        same = func is torch.ops.aten.detach.default
+        return cls(found, args[0].scale) if same else found
+model = torch.nn.Linear(64, 64, device="cuda")
+weight = Scaled(model.weight.detach(), torch.ones(1, device="cuda") * 2)
+model.weight = torch.nn.Parameter(weight, requires_grad=False)
+optimizer = torch.optim.SGD([model.bias], lr=0.1)
+for step in range(9):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_the_observer_asks_a_tensor_is_no_read_of_the_program() -> None:
+    found = shardscale.rehearse(OF_A_LIBRARY, gpu="T4")
+    assert (found.verdict, found.record["ranks"][0]["values"]) == ("fits", []), repr(found)

@@ -13,9 +13,20 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 class Owners:
     """Who holds which storage: category and module per storage, each storage once."""
 
+    are_sought = False
+    """True meanwhile: a tensor of a library's own kind, as torchao's, may read a value to say what
+    it consists of, which the program does not."""
+
     def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
         self.entries: dict[int, tuple[str, str, str, int]] = {}
         """Address -> (category, module, device type, bytes)."""
+        Owners.are_sought = True
+        try:
+            self._seek(modules, optimizers)
+        finally:
+            Owners.are_sought = False
+
+    def _seek(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
         names: dict[int, str] = {}
         for module in modules:
             for name, parameter in module.named_parameters():
