@@ -38,6 +38,8 @@ def test_ranks_agree_on_values_that_a_library_sends(program: str, tmp_path: Path
     found, lines = rehearse(tmp_path, program, ranks=True)
     assert (found["verdict"], found["steps"], len(found["ranks"])) == ("fits", 3, 2), lines[-20:]
     assert [rank["values"] for rank in found["ranks"]] == [[], []]
+    waits = "as in a pipeline's bubbles, is not in it" in "".join(found["report"])
+    assert waits == (program == "pipeline.py")
 
 
 def test_arguments_of_random_numbers_are_valid(tmp_path: Path) -> None:

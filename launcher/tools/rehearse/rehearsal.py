@@ -33,6 +33,8 @@ from launcher.util.files import check_new_file
 # host memory, but there are 64 TiB of them, and torch reserves 9/8 of a GPU's memory for each
 # expandable segment, of which every stream has two.
 UNLIMITED_GIB = 2048
+LEAST_STEPS = 2
+"""The first step makes the optimizer's states; only a later one runs its backward beside them."""
 WITHOUT_LIMIT = "without-limit"
 ONE_STEP_MORE = "one-step-more"
 EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
@@ -108,7 +110,7 @@ def rehearse(options: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         check_new_file(options.snapshot)
     settings = {
         "mode": "rehearse",
-        "steps": options.steps,
+        "steps": max(LEAST_STEPS, options.steps),
         "answers": answers,
         "snapshot": options.snapshot is not None,
     }

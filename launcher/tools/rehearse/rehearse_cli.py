@@ -65,7 +65,13 @@ def _add_options(parser: OptionParser) -> None:
         metavar="N",
         help="GPUs of the node (default: as many as the command starts ranks, else 1)",
     )
-    add("--steps", type=int, default=3, metavar="N", help="optimizer steps (default: 3)")
+    add(
+        "--steps",
+        type=int,
+        default=3,
+        metavar="N",
+        help="optimizer steps (default: 3; 1 takes 2, as the first makes the optimizer's states)",
+    )
     add(
         "--only-rank",
         type=int,

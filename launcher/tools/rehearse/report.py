@@ -17,9 +17,10 @@ from launcher.tools.rehearse.failures import (
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.stage import Stage
 from launcher.tools.rehearse.timeline import Kind
+from launcher.tools.rehearse.unseen import unseen_lines
 from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
-from launcher.tools.watch.folder import WatchedRank, all_seen
+from launcher.tools.watch.folder import WatchedRank
 from launcher.tools.watch.tables import phase_name, phase_rows, table
 from launcher.util.sizes import gib
 
@@ -38,11 +39,10 @@ def lines(result: Rehearsal) -> Iterator[str]:
         yield (
             f"no process has trained with torch on the GPU; the program's exit code is {stage.code}"
         )
-        if stage.code == 0:
-            yield (
-                f"  the node has {result.gpus} GPU{'s' if result.gpus > 1 else ''}: a program that "
-                "sets CUDA_VISIBLE_DEVICES to others finds none, so give --gpus N"
-            )
+        yield (
+            f"  the node has {result.gpus} GPU{'s' if result.gpus > 1 else ''}: a program that "
+            "asks for more, or sets CUDA_VISIBLE_DEVICES to others, needs --gpus N"
+        )
         return
     yield _headline(result)
     if stage.ran_out:
@@ -56,7 +56,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     rows = [row[:-1] for row in phase_rows(worst)]  # a rehearsal has no seconds
     yield from table((f"rank {worst.number}", "allocated", "reserved"), rows)
     yield from _contents(whole, worst)
-    yield from _not_reached(whole)
+    yield from unseen_lines(whole)
     if len(whole.ranks) > 1:
         yield from table(("peaks", "allocated", "reserved", "resident set"), _ranks(whole))
     for other in whole.other_gpus:
@@ -166,15 +166,6 @@ def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
     )
 
 
-def _not_reached(stage: Stage) -> Iterator[str]:
-    """Yield what no rank did before the rehearsal ended it: it may need more than a step."""
-    done = {phase["period"] for rank in stage.ranks for phase in rank.of_kind("phase")}
-    words = {"evaluation": "an evaluation", "save": "a save"}
-    missing = [word for period, word in words.items() if period not in done]
-    if missing and all_seen(stage.ranks):
-        yield f"  not in it: {' or '.join(missing)} after the first {stage.steps} steps"
-
-
 def _ranks(stage: Stage) -> list[tuple[str, ...]]:
     return [
         (
@@ -237,6 +228,11 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         yield (
             "    every step is followed by forwards without gradients (an evaluation, or generated "
             "texts), whose seconds are not known"
+        )
+    if timeline.received:
+        yield (
+            f"    {timeline.received:,} messages come from one other rank each: waiting for that "
+            "rank, as in a pipeline's bubbles, is not in it"
         )
     if timeline.uncounted_products:
         yield (

@@ -21,6 +21,8 @@ from launcher.forecast.trace.work import NO_WORK, Work
 
 # kind, operator, stream, a, b: Entry of library/timeline.c
 ENTRY: Final = struct.Struct("<iiQQQ")
+RECEIVE: Final = 7
+"""nccl.c's kind of a message that comes from one other rank."""
 _COMPILED: Final = "compiled"
 """Name of a kernel that torch.compile has made."""
 _UPDATES: Final = re.compile(r"_foreach_|_fused_|update$")
@@ -84,6 +86,12 @@ class Timeline:
     def calls(self, kind: Kind) -> int:
         """Return how many entries are of this kind."""
         return sum(entry.kind == kind for entry in self.entries)
+
+    @property
+    def received(self) -> int:
+        """Return the messages that came from one other rank."""
+        kinds = [entry.b >> 32 for entry in self.entries if entry.kind == Kind.COLLECTIVE]
+        return kinds.count(RECEIVE)
 
     @property
     def uncounted_products(self) -> int:

@@ -67,7 +67,7 @@ class WatchedRank:
     """One rank's records, in the order of its file."""
 
     number: int
-    records: Sequence[Mapping[str, Any]]
+    records: list[Mapping[str, Any]]
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """Return the records of a kind."""
@@ -108,8 +108,8 @@ def read_ranks(folder: Path) -> list[WatchedRank]:
     ranks = []
     for path in folder.iterdir():
         if match := _RANK_FILE.fullmatch(path.name):
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            ranks.append(WatchedRank(int(match[1]), [r for r in map(_record, lines) if r]))
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                ranks.append(WatchedRank(int(match[1]), [r for r in map(_record, lines) if r]))
     return sorted(ranks, key=lambda rank: rank.number)
 
 
@@ -124,7 +124,8 @@ def ledgers(folder: Path, rank: WatchedRank) -> list[dict[str, Any]]:
 
 
 def append(folder: Path, rank: WatchedRank, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append records to a rank's file."""
+    """Append records to a rank's file, and to those that were read of it."""
+    rank.records.extend(records)
     with (folder / f"rank{rank.number}.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
 

@@ -74,9 +74,7 @@ def watch(command: Sequence[str], out: Path | None, *, as_json: bool) -> int:
     code = run_program(command, folders.observed_environment(settings), stdout_to_stderr=as_json)
     ranks = folders.read_ranks(folder)
     for rank in ranks:
-        ledgers = folders.ledgers(folder, rank)
-        folders.append(folder, rank, ledgers)
-    ranks = folders.read_ranks(folder)  # with the ledgers
+        folders.append(folder, rank, folders.ledgers(folder, rank))
     status, summary = folders.conclude(folder, ranks, code)
     if not ranks:
         say(f"no process of {command[0]} has trained with torch: there is nothing to report")

@@ -59,6 +59,7 @@ def watched(folder: Path, how: str, *, sends: int | None = None) -> tuple[int, s
         *(("fork", 0), ("spawn", 0), ("closure", 0), ("broken", 0)),
         *(("os._exit", 9), ("error", 1), ("memory", 1)),
         *(("mp.spawn: error", 1), ("mp.spawn: memory", 1), ("Process: error", 1)),
+        *(("own hook: error", 1), ("own hook: memory", 1)),
         *(("small first", 0), ("penalty", 0), ("inside backward", 0)),
     ],
 )
@@ -202,7 +203,7 @@ FAILED = {
     ],
 )
 def test_out_of_memory_that_the_program_turns_into_an_exit_code(
-    ranks: list[list[dict[str, Any]]], code: int, state: str, tmp_path: Path
+    ranks: list[list[Any]], code: int, state: str, tmp_path: Path
 ) -> None:
     found = [WatchedRank(number, records) for number, records in enumerate(ranks)]
     conclude(tmp_path, found, code)

@@ -2,8 +2,9 @@
 
 distributed.py: collectives whose sums are read on the host, and a world of one rank.
 built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
-of the host. generation.py: the end of transformers' generate(). Must work with Python 3.9 and torch
-2.4, so annotations stay text.
+of the host. generation.py: the end of transformers' generate(). patience.py: callbacks that would
+stop a training early. recurrent.py: LSTM and GRU without cuDNN. Must work
+with Python 3.9 and torch 2.4, so annotations stay text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ def begin() -> None:
     only = os.environ.get("SHARDSCALE_STAND_IN_RANK")
     if None not in (only, os.environ.get("RANK")) and only != os.environ["RANK"]:
         os._exit(0)  # one rank runs alone, and this is another
-    from shardscale_rehearsal import built, distributed, generation, images, weights
+    from shardscale_rehearsal import (
+        built,
+        distributed,
+        generation,
+        images,
+        patience,
+        recurrent,
+        weights,
+    )
 
     after_import(distributed.MODULE, distributed.prepare)
     for module in distributed.METHODS:
@@ -30,3 +39,7 @@ def begin() -> None:
     after_import(generation.MODULE, generation.prepare)
     after_import(images.MODULE, images.prepare)
     after_import(weights.MODULE, weights.prepare)
+    after_import(recurrent.MODULE, recurrent.prepare)
+    after_import(patience.TRANSFORMERS, patience.prepare_transformers)
+    for module in patience.LIGHTNING:
+        after_import(module, patience.prepare_lightning)

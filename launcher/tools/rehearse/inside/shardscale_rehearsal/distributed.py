@@ -23,6 +23,9 @@ METHODS = {
     "torch.distributed.tensor._random": ("OffsetBasedRNGTracker", "__init__"),
     # Stages of a pipeline vote whether all know their inputs' shapes.
     "torch.distributed.pipelining.schedules": ("_PipelineSchedule", "_warmup_p2p"),
+    # Ranks of Lightning agree on an end, on the best checkpoint, and on whether a file is there.
+    "lightning.pytorch.strategies.parallel": ("ParallelStrategy", "reduce_boolean_decision"),
+    "pytorch_lightning.strategies.parallel": ("ParallelStrategy", "reduce_boolean_decision"),
 }
 """Module -> its class, and the method that sends values and reads them."""
 

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from shardscale_rehearsal import engines
 from shardscale_rehearsal.composed import is_composite
 from shardscale_rehearsal.flex_attention import flex_attention
+from shardscale_rehearsal.priced import unpriced
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 SCALARS = (bool, int, float, str, type(None))
@@ -49,13 +50,9 @@ class Timeline:
     def begin(self) -> str | None:
         """Begin; returns why not, where this program's operators cannot be followed."""
         global _running
-        if torch._C._len_torch_dispatch_stack():
-            return "the program has a dispatch mode of its own around its steps"
-        if _is_compiled() and not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-            return (
-                f"torch {torch.__version__} runs compiled code uncompiled while its operators are "
-                "followed: update torch"
-            )
+        why: str | None = unpriced(_Mode)
+        if why is not None:
+            return why
         _running = self
         self._follow_triton()
         self._undo += engines.follow(self.hook)
@@ -216,12 +213,6 @@ def _multiplies(kernel: Any) -> bool:
     if python := getattr(function, "fn", None):  # torch.compile keeps none
         functions += [python.__globals__.get(name) for name in python.__code__.co_names]
     return any("tl.dot" in str(getattr(each, "src", "")) for each in functions)
-
-
-def _is_compiled() -> bool:
-    """Return True if torch.compile has compiled a part of the program."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["stats"]["calls_captured"])
 
 
 def as_kernel(name: str, tensors: Any, call: Any) -> None:

@@ -16,10 +16,19 @@ from shardscale_observer.leaving import exit_now
 def follow_endings(fails: Callable[[BaseException], None], ends: Callable[[str], None]) -> None:
     """Call `fails` with an error that ends this process, or a child, and `ends` before its end."""
     before = sys.excepthook
+    noted: set[int] = set()  # ids: an error holds the tensors of its frames
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
+        noted.add(id(error))
         fails(error)
         before(kind, error, trace)
+
+    def at_exit() -> None:
+        # set by Python for whatever hook prints the error: rich and typer have their own
+        error = getattr(sys, "last_value", None)
+        if error is not None and id(error) not in noted:
+            fails(error)
+        ends("exit")
 
     def exit_at_once(status: int) -> None:
         ends("os._exit")
@@ -27,7 +36,7 @@ def follow_endings(fails: Callable[[BaseException], None], ends: Callable[[str],
 
     sys.excepthook = hook
     os._exit = exit_at_once  # type: ignore[assignment]
-    atexit.register(ends, "exit")
+    atexit.register(at_exit)
     _follow_children(fails)
 
 

@@ -62,7 +62,7 @@ def _place(code: Any, line: int) -> dict[str, Any]:
 
 def is_out_of_memory(torch: Any, error: BaseException | None, *, of_host: bool) -> bool:
     """Return whether the device ran out of memory, or the host if that is asked, perhaps as the
-    cause of another error."""
+    cause of another error, or inside of one of torch.compile's."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -73,5 +73,15 @@ def is_out_of_memory(torch: Any, error: BaseException | None, *, of_host: bool) 
             or "not enough memory" in text
         ):
             return True
-        error = error.__cause__
+        error = error.__cause__ or getattr(error, "inner_exception", None)
     return False
+
+
+def sentence_of_wait(read: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return what to say of a line that reads a value again and again, and its place."""
+    file, _, line = read["place"].rpartition(":")
+    sentence = (
+        f"{read['place']} has read a value {read['times']:,} times in one step, which no "
+        f"kernel computes here: set it with --answer {read['place']}=VALUE"
+    )
+    return sentence, {"file": file, "line": int(line), "code": read["code"]}

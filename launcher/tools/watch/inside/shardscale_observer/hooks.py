@@ -16,6 +16,7 @@ from shardscale_observer.errors import place_in_program
 from shardscale_observer.guard import guarded
 from shardscale_observer.history import History
 from shardscale_observer.memory import Peaks
+from shardscale_observer.scaling import follow_scaler
 from shardscale_observer.session import Session
 from shardscale_observer.values import Values
 
@@ -32,6 +33,7 @@ def attach(torch: Any, settings: dict[str, Any]) -> Observer:
     for hook in (
         *(observer.hook_modules, observer.hook_backward, observer.hook_optimizers),
         observer.hook_saves_and_data,
+        observer.hook_scaler,
     ):
         guarded(hook)()
     if peaks is not None:
@@ -203,6 +205,11 @@ class Observer:
         loader: Any = importlib.import_module("torch.utils.data.dataloader")
         iterator = loader._BaseDataLoaderIter
         self._replace(iterator, "__next__", self._within("data", iterator.__next__))
+
+    def hook_scaler(self) -> None:
+        """Follow losses that are scaled for fp16; a rehearsal reads none."""
+        if self.settings["mode"] != "rehearse":
+            follow_scaler(self.torch, self._replace)
 
     def _within(self, phase: str, function: Any) -> Any:
         @guarded

@@ -13,14 +13,25 @@ WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 class Owners:
     """Who holds which storage: category and module per storage, each storage once."""
 
+    are_sought = False
+    """True meanwhile: a tensor of a library's own kind, as torchao's, may read a value to say what
+    it consists of, which the program does not."""
+
     def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
         self.entries: dict[int, tuple[str, str, str, int]] = {}
         """Address -> (category, module, device type, bytes)."""
+        Owners.are_sought = True
+        try:
+            self._seek(modules, optimizers)
+        finally:
+            Owners.are_sought = False
+
+    def _seek(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
         names: dict[int, str] = {}
         for module in modules:
             for name, parameter in module.named_parameters():
                 owner = module_of(name)
-                names[id(parameter)] = owner
+                names.setdefault(id(parameter), owner)
                 self._add("params" if parameter.requires_grad else "frozen", owner, parameter)
                 # ZeRO-3's shard; the parameter itself is empty between uses
                 self._add("params", owner, getattr(parameter, "ds_tensor", None))
@@ -89,6 +100,10 @@ def unwrapped(name: str) -> str:
 
 def _plain(value: Any) -> Iterator[Any]:
     """Yield the tensors with memory of their own that a value consists of."""
+    if isinstance(value, (list, tuple)):  # the history of LBFGS, the factors of Shampoo
+        for one in value:
+            yield from _plain(one)
+        return
     if value is None or not hasattr(value, "untyped_storage"):
         return
     local = getattr(value, "_local_tensor", None)

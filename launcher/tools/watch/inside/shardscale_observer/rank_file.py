@@ -20,15 +20,21 @@ PACKAGES = (
 class RankFile:
     """Appends records, each line written at once, so that a killed process loses none.
 
+    A rank of several takes the place of a process without ranks, which has perhaps started it: that
+    one's records go on in `parent.jsonl`.
+
     Raises:
         FileExistsError: another process has that rank's file.
     """
 
-    def __init__(self, folder: str, rank: int) -> None:
+    def __init__(self, folder: str, rank: int, world_size: int = 1) -> None:
         self.rank = rank
+        self._path = os.path.join(folder, f"rank{rank}.jsonl")
         self._started_unix_s = time.time()
+        if world_size > 1 and _world_size(self._path) == 1:
+            os.replace(self._path, os.path.join(folder, "parent.jsonl"))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        self._file = os.open(os.path.join(folder, f"rank{rank}.jsonl"), flags, 0o644)
+        self._file = os.open(self._path, flags, 0o644)
         if rank == 0:
             _write_environment(folder)
 
@@ -36,6 +42,10 @@ class RankFile:
         """Append one record; NaN and infinity become null."""
         values = {"kind": kind, **{name: _finite(value) for name, value in fields.items()}}
         os.write(self._file, (json.dumps(values) + "\n").encode())
+
+    def is_of_rank(self) -> bool:
+        """Return False once a rank of several has taken the place of this process."""
+        return os.path.samestat(os.fstat(self._file), os.stat(self._path))
 
     def close(self) -> None:
         """Close the file; nothing may be added afterwards."""
@@ -63,10 +73,16 @@ class RankFile:
         self.add("event", name=name, **more, unix_s=time.time(), detail=detail)
 
 
+def is_distributed() -> bool:
+    """Return True in a process that has joined a group."""
+    found: Any = sys.modules.get("torch.distributed")
+    return found is not None and found.is_available() and bool(found.is_initialized())
+
+
 def rank_of_process() -> tuple[int, int]:
     """Return (rank, world size) of this process, 0 of 1 where there is no group."""
-    distributed: Any = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if is_distributed():
+        distributed: Any = sys.modules["torch.distributed"]
         return distributed.get_rank(), distributed.get_world_size()
     for rank, world in (
         ("RANK", "WORLD_SIZE"),
@@ -76,6 +92,15 @@ def rank_of_process() -> tuple[int, int]:
         if rank in os.environ and world in os.environ:
             return int(os.environ[rank]), int(os.environ[world])
     return 0, 1
+
+
+def _world_size(path: str) -> int | None:
+    """Return of how many ranks a file's process was one; None where there is no such file."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return int(json.loads(next(lines))["world_size"])
+    except (OSError, ValueError, KeyError, StopIteration):
+        return None
 
 
 def _finite(value: Any) -> Any:

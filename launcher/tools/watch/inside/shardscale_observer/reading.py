@@ -110,6 +110,12 @@ def parameters_of(module: Any) -> int:
     )
 
 
+def is_trainable(module: Any) -> bool:
+    """Return False for a module whose parameters are all frozen, such as a text encoder's."""
+    parameters = list(module.parameters())
+    return not parameters or any(parameter.requires_grad for parameter in parameters)
+
+
 def data_ranks(module: Any, strategy: str, world_size: int) -> int | None:
     """Return how many ranks read different samples: those of the wrapper's own group, as ranks of
     tensor parallelism share theirs; None without a wrapper that is known to shard batches."""
@@ -153,3 +159,17 @@ LIBRARIES = {
 def libraries_in_use() -> list[str]:
     """Return the libraries that train, of those that the program has imported."""
     return [name for name, module in LIBRARIES.items() if module in sys.modules]
+
+
+def recurrent_networks() -> list[str]:
+    """Return the kinds of networks that a rehearsal has run by other kernels than cuDNN's."""
+    module: Any = sys.modules.get("shardscale_rehearsal.recurrent")
+    return sorted(module.used) if module is not None else []
+
+
+def prepares_data(recorder: Any, module: Any) -> bool:
+    """Return True for a transform of samples, in a loader's process or this one."""
+    if recorder.torch.utils.data.get_worker_info() is not None:
+        return True
+    before = recorder.file is None or recorder.phase == "data"
+    return before and next(module.parameters(), None) is None

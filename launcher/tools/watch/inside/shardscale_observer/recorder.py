@@ -13,10 +13,12 @@ from shardscale_observer.compiled import COMPILED
 from shardscale_observer.guard import FAULTS
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
+from shardscale_observer.limit import Limit, unstepped
 from shardscale_observer.owners import Owners
+from shardscale_observer.parts import outermost_first
 from shardscale_observer.phase_log import PhaseLog
-from shardscale_observer.rank_file import RankFile
-from shardscale_observer.reading import alive, libraries_in_use
+from shardscale_observer.rank_file import RankFile, is_distributed
+from shardscale_observer.reading import alive, libraries_in_use, recurrent_networks
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -34,6 +36,7 @@ class Recorder:
         self.settings = settings
         self.rehearses = settings["mode"] == "rehearse"
         self.peaks = peaks
+        self._limit = Limit(settings.get("steps"))
         self.file: RankFile | None = None
         self.history: History | None = None
         self.phase, self.before_evaluation = "load", "other"
@@ -46,6 +49,7 @@ class Recorder:
         self.names: dict[int, str] = {}
         self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
         self._parameters = 0  # of the largest of them
+        self._shape: dict[str, Any] = {}  # of its batches
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.has_optimizer: bool | None = None
         """False where the program updates its weights by itself; None while that is not known."""
@@ -62,7 +66,7 @@ class Recorder:
         self.timeline: Any = None
         """One more step of a rehearsal (shardscale_rehearsal/timeline.py); None elsewhere."""
         self.closed = self.failed = False
-        self._evaluated_after: set[int] = set()
+        self.evaluated_after: set[int] = set()
         """Steps that an evaluation followed, or a generation."""
         self._clock: Clock | None = None
         self._sampler: Sampler | None = None
@@ -94,10 +98,12 @@ class Recorder:
             "program_ended",
             reason=reason,
             steps=self.steps,
-            evaluated_after=len(self._evaluated_after - {0}),
+            evaluated_after=len(self.evaluated_after - {0}),
             libraries=libraries_in_use(),
             has_optimizer=self.has_optimizer,
             turns=len(self.turns),
+            unstepped=unstepped(self) if self.rehearses else [],
+            recurrent=recurrent_networks(),
         )
         if self.device is not None:
             for gpu, peaks in self.peaks.others(self.device):
@@ -118,7 +124,7 @@ class Recorder:
         self._close_phase()
         self.phase = phase
         if phase == "evaluation":
-            self._evaluated_after.add(self.steps + self.stepped)
+            self.evaluated_after.add(self.steps + self.stepped)
         if self.recording:
             self.history.mark("phase", f"{self._period()}/{phase}")  # type: ignore[union-attr]
 
@@ -141,12 +147,11 @@ class Recorder:
             return
         if self.stepped:
             self._end_step()
-            if self.rehearses and self._is_distributed():
+            if self.rehearses and is_distributed():
                 time.sleep(_WATCHDOG_S)
         if self.in_step:
             return
-        limit = self.settings.get("steps")
-        if limit is not None and self.steps >= limit * max(1, len(self.turns)):
+        if self._limit.is_reached(self):
             self.end("steps")
             self._begin_timeline()
             return
@@ -202,10 +207,6 @@ class Recorder:
             self.event("no_timeline", reason=why[:1000], **more)
         finally:
             leave()
-
-    def _is_distributed(self) -> bool:
-        distributed = self.torch.distributed
-        return bool(distributed.is_available() and distributed.is_initialized())
 
     def _end_step(self) -> None:
         self._close_phase()
@@ -276,7 +277,7 @@ class Recorder:
             )
 
     def owners(self) -> Owners:
-        return Owners(list(self.roots), list(self.optimizers))
+        return Owners(outermost_first(self.roots), list(self.optimizers))
 
     def mark_owners(self) -> None:
         if self.recording:
@@ -289,7 +290,7 @@ class Recorder:
         self.file.add("ledger", moment="held", step=self.steps, phase=None, **lines)
 
     def _stop_recording(self, suffix: str) -> None:
-        if self.recording and self.file is not None:
+        if self.recording and self.file is not None and self.file.is_of_rank():
             name = f"allocations-rank{self.file.rank}{suffix}"
             self.history.stop(self.settings["folder"], name)  # type: ignore[union-attr]
 

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 def frames() -> Iterator[Any]:
     """Yield the frames of the caller's stack from the reader outwards, without torch's and ours."""
     frame: Any = sys._getframe(1)
-    torch = sys.modules["torch"].__path__[0]
+    torch = os.path.join(sys.modules["torch"].__path__[0], "")  # torchao is another library
     while frame is not None:
         file = frame.f_code.co_filename
         says_why = any(part in file for part in _READERS_OF_TORCH)

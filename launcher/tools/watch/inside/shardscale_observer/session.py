@@ -5,22 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from shardscale_observer.clock import APART, Clock
-from shardscale_observer.errors import is_called_by, is_out_of_memory, place_of_error
+from shardscale_observer.errors import (
+    is_called_by,
+    is_out_of_memory,
+    place_of_error,
+    sentence_of_wait,
+)
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
 from shardscale_observer.owners import unwrapped
+from shardscale_observer.parts import is_beside_steps, owner_of
 from shardscale_observer.rank_file import RankFile, rank_of_process
 from shardscale_observer.reading import (
     data_ranks,
     describe,
+    is_trainable,
     libraries_in_use,
     loss_of,
     makes_optimizers,
     parameters_of,
+    prepares_data,
     tokens_in,
 )
 from shardscale_observer.recorder import Recorder
 from shardscale_observer.sampler import Sampler
+from shardscale_observer.scaling import unscaled
 
 _WITHOUT_OPTIMIZER = 8
 """Backward passes by which a program has made its optimizer, if it makes any."""
@@ -42,7 +51,7 @@ class Session(Recorder):
         if self.file is not None or self.closed or not used:
             return self.file is not None
         try:
-            self.file = RankFile(self.settings["folder"], rank_of_process()[0])
+            self.file = RankFile(self.settings["folder"], *rank_of_process())
         except FileExistsError:  # a helper process that computes something, too
             self.closed = True
             return False
@@ -63,10 +72,12 @@ class Session(Recorder):
             self._parameters = -1
         if not self.torch.is_grad_enabled() or module in self.roots:
             return
+        names = {id(inner): unwrapped(name) for name, inner in module.named_modules()}
+        # the names of the outer module, whichever is called first
+        holds_others = any(id(root) in names for root in self.roots)
+        self.names = self.names | names if holds_others else names | self.names
         self.roots.add(module)
-        for name, inner in module.named_modules():
-            self.names.setdefault(id(inner), unwrapped(name))
-        if _trains(module) and parameters_of(module) > self._parameters:
+        if is_trainable(module) and parameters_of(module) > self._parameters:
             self._describe(module, args, kwargs)
 
     def _use_device(self) -> None:
@@ -90,8 +101,11 @@ class Session(Recorder):
         """Write the record that describes the run; the last one counts."""
         assert self.file is not None
         described = describe(self.torch, module, args, kwargs)
+        if args or kwargs:
+            self._shape = {name: described[name] for name in ("micro_batch", "seq_len")}
+        described |= self._shape
         world_size, on_gpu = rank_of_process()[1], self.device is not None
-        trains = self.torch.is_grad_enabled() and module is not None and _trains(module)
+        trains = self.torch.is_grad_enabled() and module is not None and is_trainable(module)
         self._parameters = described["parameters"] if trains else -1
         self.data_ranks = data_ranks(module, described["strategy"], world_size)
         self.file.begin(
@@ -104,20 +118,23 @@ class Session(Recorder):
 
     def root_begins(self, module: Any, args: Any, kwargs: Any) -> None:
         """An outermost module begins its forward."""
-        if self.depth["backward"] or self.depth["optimizer"] or self._prepares_data(module):
+        if self.depth["backward"] or self.depth["optimizer"] or prepares_data(self, module):
             return
         if not self.open(module, args, kwargs):
             return
         self._follow(module, args, kwargs)
         with_gradients = self.torch.is_grad_enabled()
         if not with_gradients and (self.stepped or not self.in_step):
+            if self.timeline is not None and is_beside_steps(self, module):
+                self.enter("forward")
+                return
             self.before_evaluation = "other"
             self.enter("evaluation")
             return
         if with_gradients:
             self._ends_without_optimizer()
         self.begin_step()
-        if with_gradients and self.data_ranks is not None and _trains(module):
+        if with_gradients and self.data_ranks is not None and is_trainable(module):
             self.tokens = tokens_in(self.tokens, args, kwargs, self.data_ranks)
         self.enter("forward")
 
@@ -128,13 +145,6 @@ class Session(Recorder):
         if self.has_optimizer is False and self.backwards > self._backwards_before:
             self.stepped = self.in_step
             self._backwards_before = self.backwards
-
-    def _prepares_data(self, module: Any) -> bool:
-        """Return True for a transform of samples, in a loader's process or this one."""
-        if self.torch.utils.data.get_worker_info() is not None:
-            return True
-        before = self.file is None or self.phase == "data"
-        return before and next(module.parameters(), None) is None
 
     def root_ends(self) -> None:
         """An outermost module has ended its forward."""
@@ -151,7 +161,7 @@ class Session(Recorder):
         self.begin_step()
         self.backwards += 1
         if not self.rehearses:
-            self.losses += [loss_of(loss) for loss in losses]
+            self.losses += [loss_of(unscaled(loss)) for loss in losses]
         if self.recording:
             owners = self.owners().on_device("cuda")
             self.history.mark("end_forward", "", owners)  # type: ignore[union-attr]
@@ -166,6 +176,7 @@ class Session(Recorder):
     def optimizer_begins(self, optimizer: Any) -> None:
         """An optimizer begins its step, perhaps inside of backward or of another optimizer."""
         self.depth["optimizer"] += 1
+        is_new = optimizer not in self.optimizers
         self.optimizers.add(optimizer)
         if self.captures():
             self.in_graphs.add(id(optimizer))
@@ -177,6 +188,8 @@ class Session(Recorder):
         # DCP makes the states that it will load by a step with gradients of 0
         if is_called_by("_init_optim_state") or not self.open(None, (), {}):
             return
+        if is_new and (owner := owner_of(self.torch, optimizer, self.roots)) is not None:
+            self._follow(owner, (), {})
         del self.modules[:]
         self.stepping.add(id(optimizer))
         self.in_step = self.has_optimizer = True
@@ -272,12 +285,7 @@ class Session(Recorder):
         """A line reads a value again and again: no kernel will ever change it."""
         if self.timeline is not None:
             leave()
-        sentence = (
-            f"{read['place']} has read a value {read['times']:,} times in one step, which no "
-            f"kernel computes here: set it with --answer {read['place']}=VALUE"
-        )
-        place = {"file": read["place"].rpartition(":")[0], "code": read["code"]}
-        place["line"] = int(read["place"].rpartition(":")[2])
+        sentence, place = sentence_of_wait(read)
         self.open(None, (), {})
         more = {"out_of_memory": False, "phase": self.phase, "place": place}
         self.event("uncaught", error=sentence, **more)
@@ -289,9 +297,3 @@ class Session(Recorder):
         if self.recording:
             name = "" if module is None else self.names.get(id(module), type(module).__name__)
             self.history.mark("module", name)  # type: ignore[union-attr]
-
-
-def _trains(module: Any) -> bool:
-    """Return False for a module whose parameters are all frozen, such as a text encoder's."""
-    parameters = list(module.parameters())
-    return not parameters or any(parameter.requires_grad for parameter in parameters)

@@ -26,6 +26,7 @@ from typing import Any
 from shardscale_observer.errors import is_of_program
 from shardscale_observer.experts import list_of_experts, share_of_expert, tokens_of_experts
 from shardscale_observer.held import held, hold, on_device
+from shardscale_observer.owners import Owners
 from shardscale_observer.rules import Place, answer, places
 
 SMALL = 64
@@ -86,6 +87,8 @@ class Values:
             self._library.impl(name, function, "CUDA")
 
     def _scalar(self, tensor: Any) -> Any:
+        if Owners.are_sought:
+            return _as_type(1, tensor.dtype)
         _note_wait()
         known = self._known(tensor)
         if known is not None:

@@ -1,0 +1,31 @@
+"""Tell why a program's step cannot be priced."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from shardscale_rehearsal import recurrent
+
+
+def unpriced(mode: type[Any]) -> str | None:
+    """Return why a step has no seconds if its operators are followed by a mode of this kind; None
+    if it has."""
+    if torch._C._len_torch_dispatch_stack():
+        return "the program has a dispatch mode of its own around its steps"
+    if _is_compiled() and not hasattr(mode.__base__, "ignore_compile_internals"):
+        return (
+            f"torch {torch.__version__} runs compiled code uncompiled while its operators are "
+            "followed: update torch"
+        )
+    if recurrent.used:
+        return "torch's own kernels for recurrent networks take far longer than cuDNN's"
+    return None
+
+
+def _is_compiled() -> bool:
+    """Return True if torch.compile has compiled a part of the program."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["stats"]["calls_captured"])

@@ -1,0 +1,40 @@
+"""Lines of a report on what the rehearsed steps did not show."""
+
+from collections.abc import Iterator
+
+from launcher.tools.rehearse.stage import Stage
+from launcher.tools.watch.folder import all_seen
+
+
+def unseen_lines(stage: Stage) -> Iterator[str]:
+    """Yield what no rank did before the end, and may need more than the recorded steps."""
+    if all_seen(stage.ranks):
+        done = {phase["period"] for rank in stage.ranks for phase in rank.of_kind("phase")}
+        words = {"evaluation": "an evaluation", "save": "a save"}
+        missing = [word for period, word in words.items() if period not in done]
+        if missing:
+            yield f"  not in it: {' or '.join(missing)} after the first {stage.steps} steps"
+    elif stage.ended_well and not stage.ran_out:
+        steps = "1 step" if stage.steps == 1 else f"{stage.steps} steps"
+        yield f"  the program ended by itself after {steps}"
+        if stage.steps == 1 and _has_states(stage):
+            yield (
+                "    a second step would need more: its forward and backward run beside the "
+                "optimizer's states, which the first one makes"
+            )
+
+    ended = [event for rank in stage.ranks[:1] for event in rank.events("program_ended")]
+    for optimizer in [one for event in ended for one in event.get("unstepped", ())]:
+        yield (
+            f"  not in it: the states of an optimizer that has not stepped: {optimizer['kind']} of "
+            f"{optimizer['parameters']:,} parameters"
+        )
+    if kinds := ended[0].get("recurrent") if ended else None:
+        yield (
+            f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the null "
+            "GPU lacks, may keep more or less for the backward"
+        )
+
+
+def _has_states(stage: Stage) -> bool:
+    return any(held.end.by_category.get("optimizer") for held in stage.held.values())

@@ -1,0 +1,53 @@
+"""The number of steps after which a rehearsal has seen what a training needs."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+_MOST = 5
+"""A rehearsal takes at most as many times its steps for an optimizer that has not stepped."""
+
+
+class Limit:
+    """Ends after `steps` of each optimizer, and once every optimizer has stepped: one of a GAN's
+    may do so in every fifth iteration only. None: never."""
+
+    def __init__(self, steps: int | None) -> None:
+        self._steps = steps
+        self._turns = self._since = 0
+
+    def is_reached(self, recorder: Any) -> bool:
+        """Return True if no more steps need to be recorded."""
+        if self._steps is None:
+            return False
+        turns = max(1, len(recorder.turns))
+        if turns > self._turns:
+            self._turns, self._since = turns, recorder.steps
+        # a round more beside the states that the newest optimizer has made
+        least = max(self._steps * turns, self._since + turns)
+        if recorder.steps < least:
+            return False
+        return recorder.steps >= _MOST * least or not unstepped(recorder)
+
+
+def unstepped(recorder: Any) -> list[dict[str, Any]]:
+    """Return the kind and parameters of each optimizer that has not stepped, of those that no other
+    one has."""
+    optimizers = recorder.torch.optim.Optimizer
+    known = set(map(id, _parameters(recorder.optimizers)))
+    found = []
+    for one in [one for one in gc.get_objects() if issubclass(type(one), optimizers)]:
+        waiting = {
+            id(parameter): parameter.numel()
+            for parameter in _parameters([one])
+            if parameter.requires_grad and parameter.is_cuda and id(parameter) not in known
+        }
+        if waiting:
+            found.append({"kind": type(one).__name__, "parameters": sum(waiting.values())})
+    return found
+
+
+def _parameters(optimizers: Any) -> list[Any]:
+    groups = [group for one in optimizers for group in getattr(one, "param_groups", ())]
+    return [parameter for group in groups for parameter in group["params"]]

@@ -1,0 +1,233 @@
+"""What the rehearsed steps have not shown, and what a report says of it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from nullgpu.runs import ROOT
+from nullgpu.test_rehearse_programs import TORCHRUN
+
+import shardscale
+from launcher.forecast.machine import Machine
+
+LOOP = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+for step in range({steps}):
+    model(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_a_program_of_one_step_has_not_run_a_backward_beside_its_states(optimizer: str) -> None:
+    report = repr(shardscale.rehearse(LOOP.format(optimizer=optimizer, steps=1), gpu="T4"))
+    assert "  the program ended by itself after 1 step\n" in report
+    assert ("    a second step would need more" in report) == (optimizer == "AdamW")
+
+
+def test_one_step_that_is_asked_for_takes_two() -> None:
+    found = shardscale.rehearse(LOOP.format(optimizer="AdamW", steps=9), gpu="T4", steps=1)
+    assert found.record["steps"] == 2
+    assert "  not in it: an evaluation or a save after the first 2 steps" in repr(found)
+    assert "by itself" not in repr(found)
+
+
+PATIENT = """\
+import torch
+from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM
+from transformers import Trainer, TrainingArguments
+sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
+rows = [dict(input_ids=[5] * 8, labels=[5] * 8)] * 8
+every = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
+best = dict(load_best_model_at_end=True, metric_for_best_model="eval_loss")
+arguments = TrainingArguments("out", max_steps=20, report_to=[], **every, **best)
+callbacks = [EarlyStoppingCallback(1)]
+Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=callbacks).train()
+"""
+
+
+def test_early_stopping_does_not_end_a_program_whose_losses_are_unknown() -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    found = shardscale.rehearse(PATIENT, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    assert "by itself" not in repr(found)
+
+
+RARELY = """\
+import torch
+critic, generator = (torch.nn.Linear(1024, 1024, device="cuda") for _ in range(2))
+often, rarely = (torch.optim.Adam(one.parameters()) for one in (critic, generator))
+inputs = torch.ones(8, 1024, device="cuda")
+for step in range(40):
+    critic(generator(inputs).detach()).sum().backward()
+    often.step()
+    if step % {every} == 4:
+        critic(generator(inputs)).sum().backward()
+        rarely.step()
+"""
+
+
+def test_an_optimizer_that_steps_rarely() -> None:
+    found = shardscale.rehearse(RARELY.format(every=5), gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 8)
+    states = found.record["ranks"][0]["end"]["by_category"]["optimizer"]
+    assert states == pytest.approx(2 * 8 * 1024 * 1024, rel=0.01)
+
+
+def test_an_optimizer_that_has_not_stepped() -> None:
+    found = shardscale.rehearse(RARELY.format(every=99).replace("== 4", "== 98"), gpu="T4")
+    assert found.record["steps"] == 15
+    line = "  not in it: the states of an optimizer that has not stepped: Adam of 1,049,600"
+    assert line in repr(found)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_networks_run_without_cudnn(kind: str) -> None:
+    loop = LOOP.format(optimizer="SGD", steps=9)
+    loop = loop.replace("Linear(1024", f"{kind}(1024").replace(").sum()", ")[0].sum()")
+    found = shardscale.rehearse(loop, gpu="T4")
+    assert (found.verdict, found.record["steps"], found.step_s) == ("fits", 3, None)
+    assert f"  {kind}: run by torch's own kernels here; cuDNN's, which the null" in repr(found)
+    assert "no seconds: torch's own kernels for recurrent networks take far longer" in repr(found)
+
+
+PARTS = """\
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Linear(1024, 512), torch.nn.Linear(512, 1024)
+model = Model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model.decoder(model.encoder(torch.ones(8, 1024, device="cuda"))).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_model_whose_parts_are_called_alone() -> None:
+    found = shardscale.rehearse(PARTS, gpu="T4")
+    assert f": Model, {2 * 1024 * 512 + 1024 + 512:,} parameters, 1 rank" in repr(found)
+    modules = found.record["ranks"][0]["peak"]["by_module"]
+    assert {"encoder", "decoder"} <= set(modules)
+
+
+TEACHER = """\
+import torch
+teacher, model = (torch.nn.Linear(size, 4096, device="cuda") for size in (4096, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.ones(4096, 4096, device="cuda")
+for step in range(9):
+    with torch.no_grad():
+        wanted = {call}
+    (model(inputs[:, :64]) - wanted).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_seconds_of_a_step_are_also_its_teachers() -> None:
+    with_it, without = (
+        shardscale.rehearse(TEACHER.format(call=call), gpu="T4")
+        for call in ("teacher(inputs)", "inputs")
+    )
+    seconds = [one.record["ranks"][0]["seconds"]["products_s"] for one in (with_it, without)]
+    flops = 2 * 4096**3
+    rate = Machine.of_gpu("T4", ranks_per_node=1).matmul_flops_per_s["fp32"]
+    assert seconds[0] - seconds[1] == pytest.approx(flops / rate, rel=0.1)
+    assert "left out of it" not in repr(with_it)
+    assert ": Linear, 266,240 parameters" in repr(with_it)
+
+
+RANKS_AGREE = """\
+import torch, torch.distributed as dist
+from lightning.pytorch.strategies.parallel import ParallelStrategy
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+model = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    agreed = [ParallelStrategy().reduce_boolean_decision(dist.get_rank() >= least)
+              for least in range(3)]
+    print("agreed", agreed, flush=True)
+"""
+STRATEGY = """\
+import torch
+class ParallelStrategy:
+    def reduce_boolean_decision(self, decision):
+        decision = torch.tensor(int(decision), device="cuda")
+        torch.distributed.all_reduce(decision)
+        return bool(decision == 2)
+"""
+
+
+def test_ranks_of_lightning_agree(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "lightning" / "pytorch" / "strategies"
+    folder.mkdir(parents=True)
+    (folder / "parallel.py").write_text(STRATEGY)
+    found = shardscale.rehearse(RANKS_AGREE, gpu="T4", command=(sys.executable, *TORCHRUN))
+    assert (found.verdict, found.record["ranks"][0]["values"]) == ("fits", [])
+    assert capfd.readouterr().err.count(" [True, False, False]") == 8
+
+
+LIBRARY = """\
+import linecache, torch
+source = "def check(one):\\n    return bool(one.isfinite())\\n"
+file = torch.__path__[0] + "extra/check.py"  # as torchao's lie beside torch's
+linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+names = {}
+exec(compile(source, file, "exec"), names)
+print("checked", names["check"](torch.ones(4, device="cuda").sum()))
+"""
+
+
+def test_a_library_whose_name_begins_with_torch_is_not_torch(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found = shardscale.rehearse([LIBRARY, LOOP.format(optimizer="SGD", steps=9)], gpu="T4")
+    assert "checked True" in capfd.readouterr().err
+    (read,) = found.record["ranks"][0]["values"]
+    assert read["library"].endswith("torchextra/check.py:2")
+
+
+OF_A_LIBRARY = """\
+import torch
+class Scaled(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device)
+    def __init__(self, inner, scale):
+        self.inner, self.scale = inner, scale
+    def __tensor_flatten__(self):
+        return ["inner", *(["scale"] if self.scale else [])], None
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = torch.utils._pytree.tree_map_only(cls, lambda one: one.inner, (args, kwargs or {}))
+        found = func(*inner[0], **inner[1])
+        same = func is torch.ops.aten.detach.default
+        return cls(found, args[0].scale) if same else found
+model = torch.nn.Linear(64, 64, device="cuda")
+weight = Scaled(model.weight.detach(), torch.ones(1, device="cuda") * 2)
+model.weight = torch.nn.Parameter(weight, requires_grad=False)
+optimizer = torch.optim.SGD([model.bias], lr=0.1)
+for step in range(9):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_the_observer_asks_a_tensor_is_no_read_of_the_program() -> None:
+    found = shardscale.rehearse(OF_A_LIBRARY, gpu="T4")
+    assert (found.verdict, found.record["ranks"][0]["values"]) == ("fits", []), repr(found)
