@@ -7,7 +7,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pynvml
 
@@ -48,6 +48,24 @@ ERRORS: dict[int, tuple[str, Outcome]] = {
 }
 """Every nvmlReturn_t, by value."""
 NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
+_SCALARS: Final[dict[str, tuple[str, tuple[int, ...], str, float]]] = {
+    "power": ("PowerUsage", (), "power_w", 1e3),
+    # since the driver was loaded; updated every 20 to 100 ms
+    "energy": ("TotalEnergyConsumption", (), "energy_j", 1e3),
+    "temperature": ("Temperature", (pynvml.NVML_TEMPERATURE_GPU,), "temperature_c", 1.0),
+    # NVML documents KB/s; taken as 1024 bytes, as nvitop does.
+    **{
+        f"pcie_{way}": ("PcieThroughput", (counter,), f"pcie_{way}_bytes_per_s", 1 / 1024)
+        for way, counter in (
+            ("tx", pynvml.NVML_PCIE_UTIL_TX_BYTES),
+            ("rx", pynvml.NVML_PCIE_UTIL_RX_BYTES),
+        )
+    },
+}
+"""Reading -> nvmlDeviceGet's function, its arguments behind the handle, the field of GpuRecord, and
+NVML's units in one of the field's."""
+READINGS: Final = ("memory", "utilization", *_SCALARS)
+"""In the order they are read: PCIe waits 20 ms each, so nothing comes after it."""
 
 
 class NvmlFault(Exception):
@@ -114,34 +132,17 @@ class NvmlDevice:
         self.has_memory_v2 = False
         return info.used, info.total
 
-    def utilization_percent(self) -> tuple[float, float]:
-        """Return the percentage of the last sampling window with (a kernel, memory traffic)."""
-        rates = _call("nvmlDeviceGetUtilizationRates", self._handle)
-        return float(rates.gpu), float(rates.memory)
-
-    def power_w(self) -> float:
-        """Return the power of the whole board in watts."""
-        return float(_call("nvmlDeviceGetPowerUsage", self._handle)) / 1e3
-
-    def energy_j(self) -> float:
-        """Return joules since the driver was loaded; updated every 20 to 100 ms."""
-        return float(_call("nvmlDeviceGetTotalEnergyConsumption", self._handle)) / 1e3
-
-    def temperature_c(self) -> float:
-        """Return the temperature of the die in degrees Celsius."""
-        return float(_call("nvmlDeviceGetTemperature", self._handle, pynvml.NVML_TEMPERATURE_GPU))
-
-    def pcie_tx_bytes_per_s(self) -> float:
-        """Return bytes/s sent; the call blocks for the 20 ms that NVML counts."""
-        return self._pcie(pynvml.NVML_PCIE_UTIL_TX_BYTES)
-
-    def pcie_rx_bytes_per_s(self) -> float:
-        """Return bytes/s received; the call blocks for the 20 ms that NVML counts."""
-        return self._pcie(pynvml.NVML_PCIE_UTIL_RX_BYTES)
-
-    def _pcie(self, counter: int) -> float:
-        # NVML documents KB/s; taken as 1024 bytes, as nvitop does.
-        return float(_call("nvmlDeviceGetPcieThroughput", self._handle, counter)) * 1024
+    def read(self, name: str) -> dict[str, float]:
+        """Return one of `READINGS` as fields of GpuRecord."""
+        if name == "memory":
+            used_bytes, total_bytes = self.memory_bytes()
+            return {"memory_used_bytes": used_bytes, "memory_total_bytes": total_bytes}
+        if name == "utilization":  # of the last sampling window: a kernel, memory traffic
+            rates = _call("nvmlDeviceGetUtilizationRates", self._handle)
+            kinds = {"gpu": rates.gpu, "memory": rates.memory}
+            return {f"{kind}_utilization_percent": float(rate) for kind, rate in kinds.items()}
+        function, arguments, field, divisor = _SCALARS[name]
+        return {field: _call(f"nvmlDeviceGet{function}", self._handle, *arguments) / divisor}
 
 
 def resolve_uuid(device: "torch.device") -> str | None:

@@ -84,7 +84,7 @@ class Session:
             stops_after=loop.stop_after,
             reopens=self._resume.reopens,
         )
-        self.sampler = Sampler.every(1.0, world.device, self.journal.from_sampler)
+        self.sampler = Sampler.of(world.device, self.journal.from_sampler)
         self._engine: Engine | None = None
         self._peak: Ledger | None = None
         self._saves = Saves(
