@@ -7,7 +7,6 @@ then one small all-reduce makes the losses global, and all pending steps are wri
 import collections
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from launcher.parallel.world import World
 from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent
 from launcher.run.record_file import RecordFile
-from launcher.run.steps import EndedStep, Figures, SkippedSteps, read_together, straggler
+from launcher.run.steps import EXPERT_FIELDS, EndedStep, SkippedSteps, read_together, straggler
 from launcher.run.training_record import TrainingRecord
 from launcher.util.errors import one_line
 from launcher.util.json_file import Record
@@ -101,22 +100,18 @@ class Journal:
         times = self._clock.take()
         reserved_peak_bytes, used_bytes = read_memory(self._world.device)
         # What a rank does alone: the rest of a step is spent waiting for the others.
-        alone_s = sum(t.data_s + t.forward_s for t in times) / len(times)
+        alone_s = sum(t["data_s"] + t["forward_s"] for t in times) / len(times)
         ended, alone_by_rank_s, most_used_bytes = self._over_all_ranks(alone_s, used_bytes)
         for pending, figures, spent in zip(self._pending, ended, times, strict=True):
             self.write(
                 StepRecord(
                     step=pending.step,
-                    loss=figures.loss,
-                    grad_norm=figures.grad_norm,
                     lr=pending.lr,
                     tokens=self._tokens_per_step,
-                    applied=figures.applied,
                     allocated_peak_bytes=pending.peak_bytes,
                     reserved_peak_bytes=reserved_peak_bytes,
                     device_used_bytes=used_bytes,
-                    **asdict(spent),
-                    **figures.expert_fields,
+                    **(figures | spent),
                 )
             )
         for spent in times:
@@ -134,7 +129,7 @@ class Journal:
         self.file.flush()
         # after all records are written: it may end the run
         for step, figures in zip(steps, ended, strict=True):
-            self._skipped.note(step, applied=figures.applied, loss=figures.loss)
+            self._skipped.note(step, applied=figures["applied"], loss=figures["loss"])
 
     def secure(self) -> None:
         """Sync all records to disk before a checkpoint marks their steps as done; all ranks call
@@ -198,8 +193,8 @@ class Journal:
 
     def _over_all_ranks(
         self, alone_s: float, used_bytes: int
-    ) -> tuple[list[Figures], list[float], int]:
-        """Return each pending step's global figures, each rank's time, and the most memory of any,
+    ) -> tuple[list[dict[str, Any]], list[float], int]:
+        """Return each pending step's global fields, each rank's time, and the most memory of any,
         in one all-reduce and one copy from the device.
 
         The same all-reduce carries the agreement on stops and saves.
@@ -235,26 +230,27 @@ class Journal:
         # three figures of `load_of` per step
         each = [shares[n : n + 3] for n in range(0, len(shares), 3)] or [[] for _ in pending]
         figures = [
-            Figures(loss=loss / size, grad_norm=norm, applied=took != 0, expert_load=load)
+            {"loss": loss / size, "grad_norm": norm, "applied": took != 0}
+            | dict(zip(EXPERT_FIELDS, load, strict=False))
             for loss, norm, took, load in zip(losses, norms, applied, each, strict=True)
         ]
         return figures, by_rank[:size], int(max(by_rank[size:]) * GIB)
 
     def _show(
         self,
-        ended: Sequence[Figures],
+        ended: Sequence[Mapping[str, Any]],
         times: list[PhaseTimes],
         reserved_peak_bytes: int | None,
         used_bytes: int,
         slow_rank: int | None,
     ) -> None:
         last, figures = self._pending[-1], ended[-1]
-        step_s = sum(t.duration_s for t in times) / len(times)
+        step_s = sum(t["duration_s"] for t in times) / len(times)
         tokens_per_s = self._tokens_per_step / step_s
         line = {
             "step": f"{last.step} of {self._run.steps}",
-            "loss": f"{figures.loss:.4f}",
-            "grad_norm": f"{figures.grad_norm:.2f}",
+            "loss": f"{figures['loss']:.4f}",
+            "grad_norm": f"{figures['grad_norm']:.2f}",
             "lr": f"{last.lr:.1e}",
             "memory": f"{gib(used_bytes)}({percent(used_bytes, self._capacity_bytes)})",
             "tps": f"{tokens_per_s:,.0f}",
@@ -269,9 +265,9 @@ class Journal:
         if self.times.steady and last.step < self._last_step:
             line["left"] = duration(step_s * (self._last_step - last.step))
         self._console.figures(line)
-        scalars = {"loss/train": figures.loss, "grad_norm": figures.grad_norm, "lr": last.lr}
-        scalars |= {f"experts/{n}": v for n, v in figures.expert_fields.items()}
-        skipped = self._skipped.total + sum(not step.applied for step in ended)
+        scalars = {"loss/train": figures["loss"], "grad_norm": figures["grad_norm"], "lr": last.lr}
+        scalars |= {f"experts/{n}": figures[n] for n in EXPERT_FIELDS if n in figures}
+        skipped = self._skipped.total + sum(not step["applied"] for step in ended)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
         scalars |= loggers.time_scalars(times) | loggers.flops_scalars(
             flops_per_s, self._peak_flops
