@@ -199,6 +199,7 @@ class Saves:
         replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
+        # this rank's part
         staging_bytes = int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
         with self._memory.apart("save", "checkpoint"):
             held = self._report(
@@ -206,13 +207,8 @@ class Saves:
                     step, engine, extra, replaces=replaces, staging_bytes=staging_bytes
                 )
             )
-
         if held and self._asynchronous:  # written by now, although a thread was to do it
             self._console.line("training waited for this save: no host memory to stage it")
-
-    def _staging_bytes(self) -> int:
-        """This rank's part of the host memory that an asynchronous save may take."""
-        return int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
 
     @property
     def _base_is_saved(self) -> bool:
