@@ -1,16 +1,10 @@
 """Allocations (buffers.py, by sharded_groups.py) and traffic of FSDP2."""
 
-from launcher.forecast.buffers import Buffers
-from launcher.forecast.timeline import Timeline
 from launcher.forecast.traffic import Hooks, Traffic, Wire
 from launcher.strategies.fsdp.forecast.buffers import FsdpBuffers
 from launcher.strategies.fsdp.grouping import ROOT, block_groups, reshards
-from launcher.strategies.rank import Rank
 
-
-def buffers(rank: Rank, timeline: Timeline) -> Buffers:
-    """Shards, and whole groups while they compute."""
-    return FsdpBuffers(rank, timeline)
+buffers = FsdpBuffers
 
 
 def traffic(wire: Wire) -> Traffic:
