@@ -20,17 +20,6 @@ _SHORTEST_SEQUENCE = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchInputs:
-    """Inputs of the benchmark, the same for all runs."""
-
-    prompts: list[list[int]]
-    tokens: np.ndarray
-    """int64 [n, T]: sequences from the start of the validation split."""
-    targets: np.ndarray
-    """int64 [n, T]; -100 is ignored."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BenchRun:
     """A run, with its text and tokenizer as recorded in its checkpoint."""
 
@@ -72,8 +61,12 @@ def open_run(run: Path) -> BenchRun:
 
 def text_of(
     runs: Sequence[BenchRun], *, prompts: int, prompt_tokens: int, sequences: int, seed: int
-) -> BenchInputs:
+) -> tuple[list[list[int]], dict[str, np.ndarray]]:
     """Choose prompts and evaluation sequences, as long as the shortest of the runs' own.
+
+    Returns:
+        The prompts, and the sequences from the start of the validation split as int64 [n, T]:
+        `tokens`, and `targets` where -100 is ignored.
 
     Raises:
         UserError: a run's text is missing or too short, or two runs have different tokenized texts.
@@ -107,9 +100,6 @@ def text_of(
     read = EvaluationBatches(
         split, seq_len=seq_len, batch=1, rank=0, world_size=1, sequences=sequences
     )
-    arrays = list(zip(*((batch[0][0], batch[1][0]) for batch in read), strict=True))
-    return BenchInputs(
-        prompts=[split.tokens[first : first + prompt_tokens].tolist() for first in firsts],
-        tokens=np.stack(arrays[0]),
-        targets=np.stack(arrays[1]),
-    )
+    tokens, targets = zip(*((batch[0][0], batch[1][0]) for batch in read), strict=True)
+    chosen = [split.tokens[first : first + prompt_tokens].tolist() for first in firsts]
+    return chosen, {"tokens": np.stack(tokens), "targets": np.stack(targets)}
