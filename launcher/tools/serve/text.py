@@ -40,10 +40,7 @@ def open_run(run: Path) -> BenchRun:
     Raises:
         UserError: no checkpoint, or one that does not record its tokenizer and text.
     """
-    try:
-        checkpoint = Checkpoint.open(candidates(run)[0])
-    except UserError as error:
-        raise UserError(str(error).removeprefix("--resume ")) from None
+    checkpoint = Checkpoint.open(candidates(run)[0])
     model, saved = saved_model(checkpoint.extra), checkpoint.extra.get("config", {})
     tokenizer = choose_tokenizer(checkpoint, None)
     if tokenizer is None or model is None:
