@@ -95,16 +95,16 @@ class NvmlDevice:
     @classmethod
     def open(cls, uuid: str) -> Self:
         """Start NVML in this process and find the device; call `close` afterwards."""
-        _call("nvmlInit")
+        call("nvmlInit")
         try:
             # unless an instance is named, CUDA uses the first one that it may
             handle = next(_instances(_handle(uuid)), None)
             if handle is None:
                 raise NvmlFault(NOT_FOUND)
-            return cls(handle, _call("nvmlDeviceGetUUID", handle))
+            return cls(handle, call("nvmlDeviceGetUUID", handle))
         except NvmlFault:
             with contextlib.suppress(NvmlFault):
-                _call("nvmlShutdown")
+                call("nvmlShutdown")
             raise
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class NvmlDevice:
         Raises:
             NvmlFault: it was shut down for all.
         """
-        _call("nvmlShutdown")
+        call("nvmlShutdown")
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return (used, total) of the whole device, without the driver's and firmware's reserve.
@@ -123,12 +123,12 @@ class NvmlDevice:
         """
         if self.has_memory_v2:
             try:
-                info = _call("nvmlDeviceGetMemoryInfo", self._handle, pynvml.nvmlMemory_v2)
+                info = call("nvmlDeviceGetMemoryInfo", self._handle, pynvml.nvmlMemory_v2)
                 return info.used, info.total
             except NvmlFault as fault:
                 if fault.outcome is not Outcome.UNAVAILABLE:
                     raise
-        info = _call("nvmlDeviceGetMemoryInfo", self._handle)
+        info = call("nvmlDeviceGetMemoryInfo", self._handle)
         self.has_memory_v2 = False
         return info.used, info.total
 
@@ -138,11 +138,11 @@ class NvmlDevice:
             used_bytes, total_bytes = self.memory_bytes()
             return {"memory_used_bytes": used_bytes, "memory_total_bytes": total_bytes}
         if name == "utilization":  # of the last sampling window: a kernel, memory traffic
-            rates = _call("nvmlDeviceGetUtilizationRates", self._handle)
+            rates = call("nvmlDeviceGetUtilizationRates", self._handle)
             kinds = {"gpu": rates.gpu, "memory": rates.memory}
             return {f"{kind}_utilization_percent": float(rate) for kind, rate in kinds.items()}
         function, arguments, field, divisor = _SCALARS[name]
-        return {field: _call(f"nvmlDeviceGet{function}", self._handle, *arguments) / divisor}
+        return {field: call(f"nvmlDeviceGet{function}", self._handle, *arguments) / divisor}
 
 
 def resolve_uuid(device: "torch.device") -> str | None:
@@ -167,18 +167,24 @@ def resolve_uuid(device: "torch.device") -> str | None:
 def openable_gpus() -> list[str]:
     """List the UUIDs of the GPUs that this process may use, of a partitioned one those of its MIG
     instances; empty without NVML."""
-    gpus = []
-    try:
-        _call("nvmlInit")
-    except NvmlFault:
-        return []
-    with contextlib.suppress(NvmlFault):
-        for index in range(_call("nvmlDeviceGetCount")):
+    gpus: list[str] = []
+    with contextlib.suppress(NvmlFault), started():
+        for index in range(call("nvmlDeviceGetCount")):
             with contextlib.suppress(NvmlFault):  # NO_PERMISSION: hidden by a cgroup
-                for handle in _instances(_call("nvmlDeviceGetHandleByIndex", index)):
-                    gpus.append(str(_call("nvmlDeviceGetUUID", handle)))
-        _call("nvmlShutdown")
+                for handle in _instances(call("nvmlDeviceGetHandleByIndex", index)):
+                    gpus.append(str(call("nvmlDeviceGetUUID", handle)))
     return gpus
+
+
+def memory_of_gpus() -> list[tuple[int, int]]:
+    """Return (used, total) bytes of the GPUs that this process may use; takes none of either."""
+    found = []
+    for uuid in openable_gpus():
+        with contextlib.suppress(NvmlFault):
+            gpu = NvmlDevice.open(uuid)
+            found.append(gpu.memory_bytes())
+            gpu.close()
+    return found
 
 
 def names_gpu(index: int) -> bool:
@@ -191,18 +197,24 @@ def names_gpu(index: int) -> bool:
 
     gpu: Any = torch.cuda.get_device_properties(index)  # declared without addresses
     address = f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    with contextlib.suppress(NvmlFault), started():
+        call("nvmlDeviceGetHandleByPciBusId", address)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def started() -> Iterator[None]:
+    """Start NVML for the block; raises NvmlFault where it does not start."""
+    call("nvmlInit")
     try:
-        _call("nvmlInit")
-        try:
-            _call("nvmlDeviceGetHandleByPciBusId", address)
-        finally:
-            _call("nvmlShutdown")
-    except NvmlFault:
-        return False
-    return True
+        yield
+    finally:
+        call("nvmlShutdown")
 
 
-def _call(function: str, *arguments: Any) -> Any:
+def call(function: str, *arguments: Any) -> Any:
+    """Return what a function of pynvml returns; raises NvmlFault where it fails."""
     try:
         return getattr(pynvml, function)(*arguments)
     except pynvml.NVMLError as error:
@@ -211,12 +223,12 @@ def _call(function: str, *arguments: Any) -> Any:
 
 def _handle(uuid: str) -> Any:
     try:
-        return _call("nvmlDeviceGetHandleByUUID", uuid)
+        return call("nvmlDeviceGetHandleByUUID", uuid)
     except NvmlFault as fault:
         # From CUDA 13 on, the runtime returns a MIG instance's own UUID with the prefix GPU-.
         if fault.code != NOT_FOUND or not uuid.startswith("GPU-"):
             raise
-        return _call("nvmlDeviceGetHandleByUUID", "MIG-" + uuid.removeprefix("GPU-"))
+        return call("nvmlDeviceGetHandleByUUID", "MIG-" + uuid.removeprefix("GPU-"))
 
 
 def _instances(handle: Any) -> Iterator[Any]:
@@ -226,7 +238,7 @@ def _instances(handle: Any) -> Iterator[Any]:
     if mode is None or not mode[0]:  # no such mode, or already an instance
         yield handle
         return
-    for position in range(_call("nvmlDeviceGetMaxMigDeviceCount", handle)):
+    for position in range(call("nvmlDeviceGetMaxMigDeviceCount", handle)):
         instance = _if_available("nvmlDeviceGetMigDeviceHandleByIndex", handle, position)
         if instance is not None:
             yield instance
@@ -234,7 +246,7 @@ def _instances(handle: Any) -> Iterator[Any]:
 
 def _if_available(function: str, *arguments: Any) -> Any:
     try:
-        return _call(function, *arguments)
+        return call(function, *arguments)
     except NvmlFault as fault:
         if fault.outcome is not Outcome.UNAVAILABLE:
             raise
