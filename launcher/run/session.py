@@ -177,12 +177,13 @@ class Session:
     def step_done(self, *, loss: Tensor, result: StepResult, lr: float) -> None:
         """Record an ended step; `loss` is this rank's mean over its micro-batches."""
         ledger = self.memory.end_step(self.step)
+        grad_norm, applied = result
         self.journal.step(
             EndedStep(
                 step=self.step,
                 loss=loss,
-                grad_norm=result.grad_norm,
-                applied=result.applied,
+                grad_norm=grad_norm,
+                applied=applied,
                 lr=lr,
                 routed=None if self._engine is None else self._engine.routed(),
                 peak_bytes=self.memory.step_peak_bytes(),
