@@ -103,7 +103,7 @@ class NativeState:
             ranges.append(
                 UpdatedRange(name=name, start=start, numel=data.numel(), tensor=parameter)
             )
-        return Updated(optimizer=self._optimizer, ranges=ranges)
+        return self._optimizer, ranges
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""
