@@ -60,11 +60,11 @@ class Journal:
         self._run = run
         self._world = world
         self._clock = clock
-        self._console = console
+        self.console = console
         self._last_step = min(run.steps, stops_after or run.steps)
         self._started_s = time.monotonic()
-        self._agreement = agreement
-        self._skipped = skipped
+        self.agreement = agreement
+        self.skipped = skipped
         self._pending: list[EndedStep] = []
         self.file = RecordFile(folder / f"rank{run.rank}.jsonl", reopens=reopens)
         self._loggers = loggers
@@ -86,12 +86,12 @@ class Journal:
         self._pending.append(ended)
         step = ended.step
         # also the first step of a start, whose times are a period of their own
-        if not self.times.count or step % self._agreement.log_every == 0 or step == self._run.steps:
+        if not self.times.count or step % self.agreement.log_every == 0 or step == self._run.steps:
             self.flush()
         else:
             self._write_samples()  # with a large --log-every they would pile up in memory
-            self._agreement.between_logged_steps(step)
-        self._console.progress("training", step, self._last_step)
+            self.agreement.between_logged_steps(step)
+        self.console.progress("training", step, self._last_step)
 
     def flush(self) -> None:
         """Make pending steps global, write them, and show the last one."""
@@ -129,7 +129,7 @@ class Journal:
         self.file.flush()
         # after all records are written: it may end the run
         for step, figures in zip(steps, ended, strict=True):
-            self._skipped.note(step, applied=figures["applied"], loss=figures["loss"])
+            self.skipped.note(step, applied=figures["applied"], loss=figures["loss"])
 
     def secure(self) -> None:
         """Sync all records to disk before a checkpoint marks their steps as done; all ranks call
@@ -141,7 +141,7 @@ class Journal:
     def evaluated(self, record: EvalRecord) -> None:
         """Write and show an evaluation."""
         self.write(record)
-        self._console.figures(
+        self.console.figures(
             {
                 "step": str(record.step),
                 f"{record.split} loss": f"{record.loss:.4f}",
@@ -157,7 +157,7 @@ class Journal:
         self.write(record)
         text = record.prompt + record.text
         if shown:
-            self._console.line(f"sample: {one_line(text, most=1000)}")
+            self.console.line(f"sample: {one_line(text, most=1000)}")
         self._loggers.text(record.step, "sample", text)
         self._report_logger_failures()
 
@@ -205,7 +205,7 @@ class Journal:
         step = pending[-1].step
         of_rank = [0.0] * (2 * size)
         of_rank[rank], of_rank[size + rank] = alone_s, used_bytes / GIB
-        mine = [*self._agreement.requests(step), *of_rank]
+        mine = [*self.agreement.requests(step), *of_rank]
         routed = [p.routed for p in pending if p.routed is not None]
         sizes = [len(pending), *(tokens.numel() for tokens in routed)]
         sums = torch.stack([p.loss.float() for p in pending])
@@ -225,7 +225,7 @@ class Journal:
         )
         # A rank alone has sent nothing, and its own figures are the sums.
         losses, rest = values[: len(pending)], values[len(pending) :] or mine
-        self._agreement.settle(step, rest[:REQUESTS])
+        self.agreement.settle(step, rest[:REQUESTS])
         by_rank = rest[REQUESTS:]
         # three figures of `load_of` per step
         each = [shares[n : n + 3] for n in range(0, len(shares), 3)] or [[] for _ in pending]
@@ -264,10 +264,10 @@ class Journal:
         line["elapsed"] = duration(time.monotonic() - self._started_s)
         if self.times.steady and last.step < self._last_step:
             line["left"] = duration(step_s * (self._last_step - last.step))
-        self._console.figures(line)
+        self.console.figures(line)
         scalars = {"loss/train": figures["loss"], "grad_norm": figures["grad_norm"], "lr": last.lr}
         scalars |= {f"experts/{n}": figures[n] for n in EXPERT_FIELDS if n in figures}
-        skipped = self._skipped.total + sum(not step["applied"] for step in ended)
+        skipped = self.skipped.total + sum(not step["applied"] for step in ended)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
         scalars |= loggers.time_scalars(times) | loggers.flops_scalars(
             flops_per_s, self._peak_flops
@@ -284,7 +284,7 @@ class Journal:
     def _report_logger_failures(self) -> None:
         for logger, error in self._loggers.failures().items():
             self.event("logger_failed", logger=logger, error=error)
-            self._console.line(f"{logger} gets no more figures, training goes on: {error}")
+            self.console.line(f"{logger} gets no more figures, training goes on: {error}")
 
     def _write_samples(self) -> None:
         while self._samples:

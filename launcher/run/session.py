@@ -88,15 +88,7 @@ class Session:
         self._engine: Engine | None = None
         self._peak: Ledger | None = None
         self._saves = Saves(
-            prepared.resolved,
-            prepared.corpus,
-            world,
-            self.folder.path,
-            journal=self.journal,
-            console=self.console,
-            agreement=self.agreement,
-            skipped=self.skipped,
-            memory=self.memory,
+            prepared, world, self.folder.path, journal=self.journal, memory=self.memory
         )
         self._energy_before = self._energy_after = self.sampler.energy
         self._stack = contextlib.ExitStack()
