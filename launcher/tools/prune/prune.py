@@ -56,8 +56,7 @@ def prune(options: PruneOptions) -> None:
         tensors=tensors,
         masks=masks,
         text_settings={} if text is None else _settings(text),
-        tokenizer=source.tokenizer(),
-        beside=source.beside,
+        source=source,
         report=report,
     )
     _print(options, text, found, (before, after))

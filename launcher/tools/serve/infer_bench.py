@@ -54,13 +54,7 @@ def infer_bench(options: InferBenchOptions) -> None:
                 f"{options.new_tokens} are {wanted} tokens, more than its context of "
                 f"{run.model.context}: give fewer"
             )
-    prompts, sequences = text_of(
-        runs,
-        prompts=options.prompts,
-        prompt_tokens=options.prompt_tokens,
-        sequences=options.sequences,
-        seed=options.seed,
-    )
+    prompts, sequences = text_of(runs, options)
     found = _measured(options, runs, prompts, sequences, device_type)
     with new_folder(out) as folder:
         (folder / RESULT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

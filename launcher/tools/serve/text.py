@@ -14,6 +14,7 @@ from launcher.config.rules import default_seq_len
 from launcher.config.schema import DataChoice
 from launcher.data import EvaluationBatches, open_corpus, saved_data_choice
 from launcher.model.config import ModelConfig
+from launcher.tools.serve.choice import InferBenchOptions
 from launcher.util.errors import UserError, naming
 
 _SHORTEST_SEQUENCE = 2
@@ -57,7 +58,7 @@ def open_run(run: Path) -> BenchRun:
 
 
 def text_of(
-    runs: Sequence[BenchRun], *, prompts: int, prompt_tokens: int, sequences: int, seed: int
+    runs: Sequence[BenchRun], options: InferBenchOptions
 ) -> tuple[list[list[int]], dict[str, np.ndarray]]:
     """Choose prompts and evaluation sequences, as long as the shortest of the runs' own.
 
@@ -69,7 +70,7 @@ def text_of(
         UserError: a run's text is missing or too short, or two runs have different tokenized texts.
     """
     seq_len = max(_SHORTEST_SEQUENCE, min(run.seq_len for run in runs))
-    splits, fingerprints = [], []
+    corpora = []
     for run in runs:
         with naming(f"{run.path}:"):
             corpus = open_corpus(
@@ -78,24 +79,23 @@ def text_of(
                 vocab_size=run.model.vocab_size,
                 seq_len=seq_len,
             )
-        splits.append(corpus.validation)
-        fingerprints.append(corpus.fingerprint)
-    for run, fingerprint in zip(runs, fingerprints, strict=True):
-        if fingerprint != fingerprints[0]:
+        corpora.append(corpus)
+    for run, corpus in zip(runs, corpora, strict=True):
+        if corpus.fingerprint != corpora[0].fingerprint:
             raise UserError(
                 f"{run.path} has another text or tokenizer than {runs[0].path}, so they cannot be "
                 "compared: run infer-bench on each alone"
             )
-    split = splits[0]
+    split, prompt_tokens = corpora[0].validation, options.prompt_tokens
     room = len(split.tokens) - prompt_tokens
     if room < 1:
         raise UserError(
             f"--prompt-tokens {prompt_tokens}: the validation split has only {len(split.tokens)} "
             "tokens: give fewer"
         )
-    firsts = np.random.default_rng(seed).integers(0, room, size=prompts)
+    firsts = np.random.default_rng(options.seed).integers(0, room, size=options.prompts)
     read = EvaluationBatches(
-        split, seq_len=seq_len, batch=1, rank=0, world_size=1, sequences=sequences
+        split, seq_len=seq_len, batch=1, rank=0, world_size=1, sequences=options.sequences
     )
     tokens, targets = zip(*((batch[0][0], batch[1][0]) for batch in read), strict=True)
     chosen = [split.tokens[first : first + prompt_tokens].tolist() for first in firsts]
