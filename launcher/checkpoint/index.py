@@ -93,6 +93,11 @@ class Checkpoint(Contents):
         write_document(self.path, json.loads(json.dumps(fields, default=_plain)))
 
     @property
+    def run_folder(self) -> Path:
+        """Folder of the run that saved it."""
+        return self.path.absolute().parent.parent
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all rank files."""
         return sum(file.size_bytes for file in self.files)

@@ -131,6 +131,6 @@ def candidates(source: Path) -> list[Path]:
     except OSError as error:  # a loop of links, or no permission
         what = f"cannot be read ({error.strerror})"
     raise UserError(
-        f"--resume {source}: {what}; give a checkpoint's folder (.../checkpoints/step-00000100) "
+        f"{source}: {what}; give a checkpoint's folder (.../checkpoints/step-00000100) "
         "or a run folder that has one"
     )

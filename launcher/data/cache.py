@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from launcher.util.errors import UserError
 from launcher.util.files import CACHE_VARIABLE
@@ -22,15 +21,8 @@ _LINE_EVERY_S = 10.0
 _CLEAR_LINE = "\r\x1b[K"
 
 
-class Progress(NamedTuple):
-    """Progress of a phase; `total_bytes` is None while the amount of text is unknown."""
-
-    phase: str
-    done_bytes: int
-    total_bytes: int | None
-
-
-Report = Callable[[Progress], None]
+Report = Callable[[str, int, int | None], None]
+"""A function of a phase, the bytes done of it, and all its bytes: None while they are unknown."""
 
 
 def build_once(
@@ -74,14 +66,14 @@ def _build(directory: Path, build: Callable[[Path, Report], None], show: Report)
     shared = _progress_file(directory)
     last_phase, last_s = "", 0.0
 
-    def report(progress: Progress) -> None:
+    def report(phase: str, done_bytes: int, total_bytes: int | None) -> None:
         """Pass on the first progress of each phase, then at most five per second."""
         nonlocal last_phase, last_s
         now_s = time.monotonic()
-        if progress.phase != last_phase or now_s - last_s >= _REPORT_EVERY_S:
-            last_phase, last_s = progress.phase, now_s
-            shared.write_text(json.dumps(progress), encoding="utf-8")
-            show(progress)
+        if phase != last_phase or now_s - last_s >= _REPORT_EVERY_S:
+            last_phase, last_s = phase, now_s
+            shared.write_text(json.dumps((phase, done_bytes, total_bytes)), encoding="utf-8")
+            show(phase, done_bytes, total_bytes)
 
     try:
         build(work, report)
@@ -107,7 +99,7 @@ def _lock(directory: Path, show: Report) -> Iterator[None]:
             # The file may be half written or just gone.
             with contextlib.suppress(OSError, ValueError):
                 text = _progress_file(directory).read_text(encoding="utf-8")
-                show(Progress(*json.loads(text)))
+                show(*json.loads(text))
     try:
         yield
     finally:
@@ -133,9 +125,8 @@ def _display(*, shown: bool) -> Iterator[Report]:
     last_phase = ""
     phase_start_s = line_s = 0.0
 
-    def show(progress: Progress) -> None:
+    def show(phase: str, done: int, total: int | None) -> None:
         nonlocal last_phase, phase_start_s, line_s
-        phase, done, total = progress
         now_s = time.monotonic()
         if phase != last_phase:
             phase_start_s, text = now_s, phase
@@ -151,7 +142,7 @@ def _display(*, shown: bool) -> Iterator[Report]:
         print(f"{start}data: {text}", end=end, file=sys.stderr, flush=True)
 
     try:
-        yield show if shown else lambda progress: None
+        yield show if shown else lambda *_: None
     finally:
         if live and last_phase:
             print(end=_CLEAR_LINE, file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from launcher.data.boundaries import Cuts, common_length, special_tokens
-from launcher.data.cache import Progress, Report
+from launcher.data.cache import Report
 from launcher.data.conversations import example_reader
 from launcher.data.files import (
     HUB_PREFIX,
@@ -67,7 +67,7 @@ def build_corpus(
         _require_three(source.label, count)
     if encoder is None:
         size = f"{sample_bytes / 1e6:.1f} MB"
-        report(Progress(f"training a BPE tokenizer on {size}", 0, None))
+        report(f"training a BPE tokenizer on {size}", 0, None)
         encoder = train_bpe(sample, vocab_size)
         sample.clear()  # up to 64 MB, of no use from here on
     encoder.save(directory / TOKENIZER_FILE)
@@ -80,7 +80,7 @@ def build_corpus(
         encoder,
         dtype,
         all_learned=form == "text",
-        report=lambda done: report(Progress("tokenizing", done, text_bytes)),
+        report=lambda done: report("tokenizing", done, text_bytes),
     )
     learned = {split: writer.learned for split, writer in writers.items()}
     highest = max(writer.highest for writer in writers.values())
@@ -134,7 +134,7 @@ def take_survey(
     for number, (splits, (text, *_)) in enumerate(documents):
         size = len(text.encode())
         count, text_bytes = count + 1, text_bytes + size
-        report(Progress("reading", text_bytes, None))
+        report("reading", text_bytes, None)
         if "train" not in splits or (draw := _draw(number)) >= rate:
             continue
         sample.append((draw, size, text))

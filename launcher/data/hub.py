@@ -222,11 +222,8 @@ class PythonEncoder:
     tokenizer: Any
     vocab_size: int
     end_of_text: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of an embedding that text needs."""
-        return self.vocab_size
+    rows: int
+    """Rows of an embedding that text needs."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         found = self.tokenizer(texts, add_special_tokens=False, verbose=False)

@@ -250,7 +250,7 @@ def _encoder_of_transformers(tokenizer: str) -> Encoder:
     if end is None:
         raise UserError(f"tokenizer {tokenizer} has no token that ends a text: choose another")
     size = max(loaded.get_vocab().values()) + 1
-    return PythonEncoder(tokenizer=loaded, vocab_size=size, end_of_text=end)
+    return PythonEncoder(tokenizer=loaded, vocab_size=size, end_of_text=end, rows=size)
 
 
 def _fast(tokenizer: Tokenizer, end_of_text: int | None, name: str) -> FastEncoder:

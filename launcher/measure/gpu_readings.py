@@ -3,44 +3,17 @@
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome
+from launcher.measure.nvml import READINGS, NvmlDevice, NvmlFault, Outcome
 
 UNAVAILABLE_RETRY_NS = 30 * 10**9  # rights and drivers seldom change
 NEVER_NS = 2**63
 
 Values = dict[str, Any]  # fields of GpuRecord
 T = TypeVar("T")
-
-
-def _memory(device: NvmlDevice) -> Values:
-    used_bytes, total_bytes = device.memory_bytes()
-    return {"memory_used_bytes": used_bytes, "memory_total_bytes": total_bytes}
-
-
-def _utilization(device: NvmlDevice) -> Values:
-    gpu, memory = device.utilization_percent()
-    return {"gpu_utilization_percent": gpu, "memory_utilization_percent": memory}
-
-
-# In the order they are read: PCIe waits 20 ms each, so nothing comes after it.
-READINGS: dict[str, Callable[[NvmlDevice], Values]] = {
-    "memory": _memory,
-    "utilization": _utilization,
-    "power": lambda device: {"power_w": device.power_w()},
-    "energy": lambda device: {"energy_j": device.energy_j()},
-    "temperature": lambda device: {"temperature_c": device.temperature_c()},
-    "pcie_tx": lambda device: {"pcie_tx_bytes_per_s": device.pcie_tx_bytes_per_s()},
-    "pcie_rx": lambda device: {"pcie_rx_bytes_per_s": device.pcie_rx_bytes_per_s()},
-}
-
-
-class EnergyReading(NamedTuple):
-    """Joules since the first reading of the counter, seconds since the sampler's start."""
-
-    t_s: float
-    energy_j: float
+EnergyReading = tuple[float, float]
+"""Seconds since the sampler's start, joules since the first reading of the counter."""
 
 
 class GpuReadings:
@@ -71,14 +44,14 @@ class GpuReadings:
             return None
         values: Values = {}
         for name in names:
-            values.update(self._try(name, now_ns, partial(READINGS[name], device)) or {})
+            values.update(self._try(name, now_ns, partial(device.read, name)) or {})
             if self.lost or self._device is None:
                 break
         if "energy_j" in values:
             if self._first_energy_j is None:
                 self._first_energy_j = values["energy_j"]
             values["energy_j"] -= self._first_energy_j
-            self.energy = EnergyReading(t_s=t_s, energy_j=values["energy_j"])
+            self.energy = (t_s, values["energy_j"])
         if not (device.has_memory_v2 or self._reported_v1):
             self._reported_v1 = True
             self._event("nvml_memory_v1", note="memory_used_bytes includes reserved bytes")

@@ -13,10 +13,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from launcher.measure.phases import PhaseTimes
 from launcher.measure.records import GpuRecord
@@ -27,19 +26,6 @@ from launcher.util.sizes import GIB
 PROJECT = "shardscale"
 CLOSE_WAIT_S = 30.0  # figures not sent by then are dropped
 MOST_WAITING = 10_000  # entries of a logger that takes none any more, in bounded memory
-
-
-class Logger(Protocol):
-    """A destination of figures, built from the run folder and the config; any method may fail."""
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step's figures by tag."""
-
-    def text(self, step: int, tag: str, text: str) -> None:
-        """Log a text that the model generated after a step."""
-
-    def close(self) -> None:
-        """Send everything that is buffered."""
 
 
 class TensorBoard:
@@ -133,6 +119,9 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
+Logger = TensorBoard | WeightsAndBiases | MLflow
+"""A destination of figures, built from the run folder and the config: one step's figures by tag, a
+text that the model generated after a step, and the end, which sends all. Any method may fail."""
 LOGGERS: dict[str, Callable[[Path, Mapping[str, Any]], Logger]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -241,8 +230,7 @@ class _Writer:
 
 def time_scalars(times: Sequence[PhaseTimes]) -> dict[str, float]:
     """Mean seconds of a step and its phases on the main rank since the last logged step."""
-    spent = [asdict(step) for step in times]
-    means = {name: fmean(step[name] for step in spent) for name in spent[0]}
+    means = {name: fmean(step[name] for step in times) for name in times[0]}
     return {"step_s": means.pop("duration_s")} | {f"phase/{n}": s for n, s in means.items()}
 
 

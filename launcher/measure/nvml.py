@@ -7,7 +7,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pynvml
 
@@ -48,6 +48,24 @@ ERRORS: dict[int, tuple[str, Outcome]] = {
 }
 """Every nvmlReturn_t, by value."""
 NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
+_SCALARS: Final[dict[str, tuple[str, tuple[int, ...], str, float]]] = {
+    "power": ("PowerUsage", (), "power_w", 1e3),
+    # since the driver was loaded; updated every 20 to 100 ms
+    "energy": ("TotalEnergyConsumption", (), "energy_j", 1e3),
+    "temperature": ("Temperature", (pynvml.NVML_TEMPERATURE_GPU,), "temperature_c", 1.0),
+    # NVML documents KB/s; taken as 1024 bytes, as nvitop does.
+    **{
+        f"pcie_{way}": ("PcieThroughput", (counter,), f"pcie_{way}_bytes_per_s", 1 / 1024)
+        for way, counter in (
+            ("tx", pynvml.NVML_PCIE_UTIL_TX_BYTES),
+            ("rx", pynvml.NVML_PCIE_UTIL_RX_BYTES),
+        )
+    },
+}
+"""Reading -> nvmlDeviceGet's function, its arguments behind the handle, the field of GpuRecord, and
+NVML's units in one of the field's."""
+READINGS: Final = ("memory", "utilization", *_SCALARS)
+"""In the order they are read: PCIe waits 20 ms each, so nothing comes after it."""
 
 
 class NvmlFault(Exception):
@@ -77,16 +95,16 @@ class NvmlDevice:
     @classmethod
     def open(cls, uuid: str) -> Self:
         """Start NVML in this process and find the device; call `close` afterwards."""
-        _call("nvmlInit")
+        call("nvmlInit")
         try:
             # unless an instance is named, CUDA uses the first one that it may
             handle = next(_instances(_handle(uuid)), None)
             if handle is None:
                 raise NvmlFault(NOT_FOUND)
-            return cls(handle, _call("nvmlDeviceGetUUID", handle))
+            return cls(handle, call("nvmlDeviceGetUUID", handle))
         except NvmlFault:
             with contextlib.suppress(NvmlFault):
-                _call("nvmlShutdown")
+                call("nvmlShutdown")
             raise
 
     def close(self) -> None:
@@ -95,7 +113,7 @@ class NvmlDevice:
         Raises:
             NvmlFault: it was shut down for all.
         """
-        _call("nvmlShutdown")
+        call("nvmlShutdown")
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return (used, total) of the whole device, without the driver's and firmware's reserve.
@@ -105,43 +123,26 @@ class NvmlDevice:
         """
         if self.has_memory_v2:
             try:
-                info = _call("nvmlDeviceGetMemoryInfo", self._handle, pynvml.nvmlMemory_v2)
+                info = call("nvmlDeviceGetMemoryInfo", self._handle, pynvml.nvmlMemory_v2)
                 return info.used, info.total
             except NvmlFault as fault:
                 if fault.outcome is not Outcome.UNAVAILABLE:
                     raise
-        info = _call("nvmlDeviceGetMemoryInfo", self._handle)
+        info = call("nvmlDeviceGetMemoryInfo", self._handle)
         self.has_memory_v2 = False
         return info.used, info.total
 
-    def utilization_percent(self) -> tuple[float, float]:
-        """Return the percentage of the last sampling window with (a kernel, memory traffic)."""
-        rates = _call("nvmlDeviceGetUtilizationRates", self._handle)
-        return float(rates.gpu), float(rates.memory)
-
-    def power_w(self) -> float:
-        """Return the power of the whole board in watts."""
-        return float(_call("nvmlDeviceGetPowerUsage", self._handle)) / 1e3
-
-    def energy_j(self) -> float:
-        """Return joules since the driver was loaded; updated every 20 to 100 ms."""
-        return float(_call("nvmlDeviceGetTotalEnergyConsumption", self._handle)) / 1e3
-
-    def temperature_c(self) -> float:
-        """Return the temperature of the die in degrees Celsius."""
-        return float(_call("nvmlDeviceGetTemperature", self._handle, pynvml.NVML_TEMPERATURE_GPU))
-
-    def pcie_tx_bytes_per_s(self) -> float:
-        """Return bytes/s sent; the call blocks for the 20 ms that NVML counts."""
-        return self._pcie(pynvml.NVML_PCIE_UTIL_TX_BYTES)
-
-    def pcie_rx_bytes_per_s(self) -> float:
-        """Return bytes/s received; the call blocks for the 20 ms that NVML counts."""
-        return self._pcie(pynvml.NVML_PCIE_UTIL_RX_BYTES)
-
-    def _pcie(self, counter: int) -> float:
-        # NVML documents KB/s; taken as 1024 bytes, as nvitop does.
-        return float(_call("nvmlDeviceGetPcieThroughput", self._handle, counter)) * 1024
+    def read(self, name: str) -> dict[str, float]:
+        """Return one of `READINGS` as fields of GpuRecord."""
+        if name == "memory":
+            used_bytes, total_bytes = self.memory_bytes()
+            return {"memory_used_bytes": used_bytes, "memory_total_bytes": total_bytes}
+        if name == "utilization":  # of the last sampling window: a kernel, memory traffic
+            rates = call("nvmlDeviceGetUtilizationRates", self._handle)
+            kinds = {"gpu": rates.gpu, "memory": rates.memory}
+            return {f"{kind}_utilization_percent": float(rate) for kind, rate in kinds.items()}
+        function, arguments, field, divisor = _SCALARS[name]
+        return {field: call(f"nvmlDeviceGet{function}", self._handle, *arguments) / divisor}
 
 
 def resolve_uuid(device: "torch.device") -> str | None:
@@ -166,18 +167,24 @@ def resolve_uuid(device: "torch.device") -> str | None:
 def openable_gpus() -> list[str]:
     """List the UUIDs of the GPUs that this process may use, of a partitioned one those of its MIG
     instances; empty without NVML."""
-    gpus = []
-    try:
-        _call("nvmlInit")
-    except NvmlFault:
-        return []
-    with contextlib.suppress(NvmlFault):
-        for index in range(_call("nvmlDeviceGetCount")):
+    gpus: list[str] = []
+    with contextlib.suppress(NvmlFault), started():
+        for index in range(call("nvmlDeviceGetCount")):
             with contextlib.suppress(NvmlFault):  # NO_PERMISSION: hidden by a cgroup
-                for handle in _instances(_call("nvmlDeviceGetHandleByIndex", index)):
-                    gpus.append(str(_call("nvmlDeviceGetUUID", handle)))
-        _call("nvmlShutdown")
+                for handle in _instances(call("nvmlDeviceGetHandleByIndex", index)):
+                    gpus.append(str(call("nvmlDeviceGetUUID", handle)))
     return gpus
+
+
+def memory_of_gpus() -> list[tuple[int, int]]:
+    """Return (used, total) bytes of the GPUs that this process may use; takes none of either."""
+    found = []
+    for uuid in openable_gpus():
+        with contextlib.suppress(NvmlFault):
+            gpu = NvmlDevice.open(uuid)
+            found.append(gpu.memory_bytes())
+            gpu.close()
+    return found
 
 
 def names_gpu(index: int) -> bool:
@@ -190,18 +197,24 @@ def names_gpu(index: int) -> bool:
 
     gpu: Any = torch.cuda.get_device_properties(index)  # declared without addresses
     address = f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    with contextlib.suppress(NvmlFault), started():
+        call("nvmlDeviceGetHandleByPciBusId", address)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def started() -> Iterator[None]:
+    """Start NVML for the block; raises NvmlFault where it does not start."""
+    call("nvmlInit")
     try:
-        _call("nvmlInit")
-        try:
-            _call("nvmlDeviceGetHandleByPciBusId", address)
-        finally:
-            _call("nvmlShutdown")
-    except NvmlFault:
-        return False
-    return True
+        yield
+    finally:
+        call("nvmlShutdown")
 
 
-def _call(function: str, *arguments: Any) -> Any:
+def call(function: str, *arguments: Any) -> Any:
+    """Return what a function of pynvml returns; raises NvmlFault where it fails."""
     try:
         return getattr(pynvml, function)(*arguments)
     except pynvml.NVMLError as error:
@@ -210,12 +223,12 @@ def _call(function: str, *arguments: Any) -> Any:
 
 def _handle(uuid: str) -> Any:
     try:
-        return _call("nvmlDeviceGetHandleByUUID", uuid)
+        return call("nvmlDeviceGetHandleByUUID", uuid)
     except NvmlFault as fault:
         # From CUDA 13 on, the runtime returns a MIG instance's own UUID with the prefix GPU-.
         if fault.code != NOT_FOUND or not uuid.startswith("GPU-"):
             raise
-        return _call("nvmlDeviceGetHandleByUUID", "MIG-" + uuid.removeprefix("GPU-"))
+        return call("nvmlDeviceGetHandleByUUID", "MIG-" + uuid.removeprefix("GPU-"))
 
 
 def _instances(handle: Any) -> Iterator[Any]:
@@ -225,7 +238,7 @@ def _instances(handle: Any) -> Iterator[Any]:
     if mode is None or not mode[0]:  # no such mode, or already an instance
         yield handle
         return
-    for position in range(_call("nvmlDeviceGetMaxMigDeviceCount", handle)):
+    for position in range(call("nvmlDeviceGetMaxMigDeviceCount", handle)):
         instance = _if_available("nvmlDeviceGetMigDeviceHandleByIndex", handle, position)
         if instance is not None:
             yield instance
@@ -233,7 +246,7 @@ def _instances(handle: Any) -> Iterator[Any]:
 
 def _if_available(function: str, *arguments: Any) -> Any:
     try:
-        return _call(function, *arguments)
+        return call(function, *arguments)
     except NvmlFault as fault:
         if fault.outcome is not Outcome.UNAVAILABLE:
             raise

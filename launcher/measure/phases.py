@@ -2,10 +2,8 @@
 
 import collections
 import contextlib
-import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -15,15 +13,9 @@ from launcher.measure.records import WARMUP_STEPS
 LATEST_STEPS = 10_000  # their median duration is compared with the plan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseTimes:
-    """Seconds of each phase of one step, and of the whole step."""
-
-    data_s: float
-    forward_s: float
-    backward_s: float
-    step_s: float
-    duration_s: float
+PhaseTimes = dict[str, float]
+"""Seconds of each phase of one step, and `duration_s` of the whole step, by field of StepRecord."""
+_NAMES = {phase: f"{phase}_s" for phase in PHASES}
 
 
 class StepTimes:
@@ -32,9 +24,9 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.count = 0
-        self.first_s: dict[str, float] | None = None
-        self.steady_s = {field.name: 0.0 for field in dataclasses.fields(PhaseTimes)}
-        """Sums over the steps after warm-up, by field of PhaseTimes."""
+        self.first_s: PhaseTimes | None = None
+        self.steady_s = dict.fromkeys((*_NAMES.values(), "duration_s"), 0.0)
+        """Sums over the steps after warm-up."""
         self.durations_s: collections.deque[float] = collections.deque(maxlen=LATEST_STEPS)
         """Latest steps after warm-up."""
 
@@ -46,12 +38,11 @@ class StepTimes:
     def add(self, times: PhaseTimes) -> None:
         """Add a step."""
         self.count += 1
-        values = dataclasses.asdict(times)
         if self.first_s is None:
-            self.first_s = values
+            self.first_s = times
         if self.steady:
-            self.durations_s.append(times.duration_s)
-            for name, value in values.items():
+            self.durations_s.append(times["duration_s"])
+            for name, value in times.items():
                 self.steady_s[name] += value
 
 
@@ -93,12 +84,12 @@ class PhaseClock:
         if self._on_gpu:
             torch.cuda.synchronize()
         ended, self._ended = self._ended, []
-        times = []
+        times: list[PhaseTimes] = []
         for start, end, spans in ended:
-            in_phases = {f"{name}_s": 0.0 for name in PHASES}
+            spent = dict.fromkeys(_NAMES.values(), 0.0) | {"duration_s": _seconds(start, end)}
             for name, first, last in spans:
-                in_phases[f"{name}_s"] += _seconds(first, last)
-            times.append(PhaseTimes(duration_s=_seconds(start, end), **in_phases))
+                spent[_NAMES[name]] += _seconds(first, last)
+            times.append(spent)
         return times
 
     def _mark(self) -> "_Mark":

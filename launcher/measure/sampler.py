@@ -63,9 +63,10 @@ def mean_power_w(first: EnergyReading | None, last: EnergyReading | None) -> flo
     Joules per step are this power times the seconds per step, and tokens per joule are tokens per
     second divided by it, although the counter is not read at the ends of steps.
     """
-    if first is None or last is None or last.t_s <= first.t_s:
+    if first is None or last is None or last[0] <= first[0]:
         return None
-    return (last.energy_j - first.energy_j) / (last.t_s - first.t_s)
+    (first_s, first_j), (last_s, last_j) = first, last
+    return (last_j - first_j) / (last_s - first_s)
 
 
 class Sampler:
@@ -85,7 +86,7 @@ class Sampler:
         uuid: str | None,
         emit: Callable[[Record], None],
         memory_every_s: float = 0.1,
-        rest_every_s: float = 1.0,
+        rest_every_s: float = 1.0,  # PCIe's two take 20 ms each
         line_every_s: float = 1.0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         wait: Callable[[float], bool] | None = None,
@@ -109,20 +110,14 @@ class Sampler:
         self._line: Values = {}  # of the next record
 
     @classmethod
-    def every(cls, period_s: float, device: torch.device, emit: Callable[[Record], None]) -> Self:
-        """Sample a device with a record each `period_s`; memory is read more often."""
+    def of(cls, device: torch.device, emit: Callable[[Record], None]) -> Self:
+        """Sample a device with a record each second; memory is read more often."""
         uuid = None
         if device.type == "cuda":
             from launcher.measure.nvml import resolve_uuid
 
             uuid = resolve_uuid(device)
-        return cls(
-            uuid=uuid,
-            emit=emit,
-            memory_every_s=min(0.1, period_s),
-            rest_every_s=max(1.0, period_s),  # PCIe's two take 20 ms each
-            line_every_s=period_s,
-        )
+        return cls(uuid=uuid, emit=emit)
 
     @property
     def energy(self) -> EnergyReading | None:

@@ -4,7 +4,6 @@ Otherwise a host that runs out of memory kills a rank silently, and a full disk 
 first steps. These are lower bounds; `shardscale plan` predicts what fits.
 """
 
-import contextlib
 import math
 import resource
 import shutil
@@ -104,15 +103,9 @@ def _state_bytes(resolved: Resolved, world_size: int) -> int:
 
 def _device_bytes() -> int:
     """Return the memory of the largest GPU, by NVML, which takes none; unlimited if unknown."""
-    from launcher.measure.nvml import NvmlDevice, NvmlFault, openable_gpus
+    from launcher.measure.nvml import memory_of_gpus
 
-    sizes = []
-    for uuid in openable_gpus():
-        with contextlib.suppress(NvmlFault):
-            gpu = NvmlDevice.open(uuid)
-            sizes.append(gpu.memory_bytes()[1])
-            gpu.close()
-    return max(sizes, default=sys.maxsize)
+    return max((total for _, total in memory_of_gpus()), default=sys.maxsize)
 
 
 def _changed(config: RunConfig) -> str:

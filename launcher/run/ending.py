@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from launcher.measure.limit import is_out_of_memory, lift_limit, requested_bytes
 from launcher.measure.memory import MemoryMeter, TracedMemory, dump_snapshot
@@ -32,28 +32,12 @@ _TIMEOUTS = ("timed out waiting", "application timeout")  # gloo's words, by whe
 class Interrupted(BaseException):
     """A signal ends this process now. Not an Exception, so that nothing on the way swallows it."""
 
-    def __init__(self, number: int, when: str = "") -> None:
+    def __init__(self, number: int, *, has_begun: bool = True) -> None:
+        when = "" if has_begun else " before its first step"
         super().__init__(f"stopped by {signal.Signals(number).name}{when}")
         self.number = number
-
-
-class NothingToSave(Interrupted):
-    """A stop signal came before the first step of this start."""
-
-
-class StackOnRequest:
-    """Writes all threads' stacks on SIGUSR2, even while this rank hangs inside a collective."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._path = stack_file(folder, rank)
-        self._file = self._path.open("w")
-        faulthandler.register(signal.SIGUSR2, file=self._file, all_threads=True)
-
-    def close(self) -> None:
-        """Stop handling SIGUSR2."""
-        faulthandler.unregister(signal.SIGUSR2)
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        self.has_begun = has_begun
+        """False before the first step of this start: there is nothing to save."""
 
 
 class Ending:
@@ -69,19 +53,28 @@ class Ending:
         self.session: Session | None = None
         self.folder: RunFolder | None = None
         """Set before this process makes or reopens it."""
-        self.stack: StackOnRequest | None = None
+        self._stacks: TextIO | None = None
 
     def takes(self, folder: RunFolder) -> None:
         """Note the folder that this process is about to make or reopen."""
         self.folder = folder
 
     def watches(self, session: Session) -> None:
-        """Record failures in the session's folder from now on."""
+        """Record failures in the session's folder from now on, and on SIGUSR2 all threads' stacks,
+        even while this rank hangs inside a collective."""
         self.session = session
-        self.stack = StackOnRequest(session.folder.path, session.record.rank)
+        self._stacks = stack_file(session.folder.path, session.record.rank).open("w")
+        faulthandler.register(signal.SIGUSR2, file=self._stacks, all_threads=True)
         # Where NCCL's watchdog leaves its own record of the last collectives.
         record = str(session.folder.path / "flight-recorder-nccl-rank")
         os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", record)
+
+    def close(self) -> None:
+        """Stop handling SIGUSR2."""
+        if self._stacks is not None:
+            faulthandler.unregister(signal.SIGUSR2)
+            self._stacks.close()
+            Path(self._stacks.name).unlink(missing_ok=True)
 
     def receives_signals(self) -> None:
         """Handle signals from now on."""
@@ -94,7 +87,7 @@ class Ending:
             if number != signal.SIGUSR1:  # torch's agent sends SIGTERM; SIGUSR1 only asks to save
                 raise Interrupted(number)
         elif self.session is None or not self.session.begun:
-            raise NothingToSave(number, " before its first step")
+            raise Interrupted(number, has_begun=False)
         # Our own agent repeats the first signal every second.
         elif (
             self.session.agreement.stop_signal
@@ -135,8 +128,7 @@ def ending(world: World, load_forecast: LoadForecast | None = None) -> Iterator[
     end.receives_signals()
     try:
         yield end
-        if end.stack is not None:
-            end.stack.close()
+        end.close()
     except (Exception, Interrupted, KeyboardInterrupt) as error:
         _fail(error, end, world)
 
@@ -148,7 +140,7 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
     session = end.session
     # In its first step a rank may lose others that were stopped before theirs and have ended.
     stopped = session is not None and session.agreement.stop_requested and session.begun == 1
-    if isinstance(error, NothingToSave) or (stopped and not isinstance(error, Interrupted)):
+    if not error.has_begun if isinstance(error, Interrupted) else stopped:
         _end_with_nothing(end, error)
     out_of_memory = is_out_of_memory(error)
     code = ExitCode.OUT_OF_MEMORY if out_of_memory else ExitCode.FAILED

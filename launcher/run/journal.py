@@ -7,7 +7,6 @@ then one small all-reduce makes the losses global, and all pending steps are wri
 import collections
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from launcher.parallel.world import World
 from launcher.run.agreement import REQUESTS, Agreement
 from launcher.run.console import RunConsole, percent
 from launcher.run.record_file import RecordFile
-from launcher.run.steps import EndedStep, Figures, SkippedSteps, read_together, straggler
+from launcher.run.steps import EXPERT_FIELDS, EndedStep, SkippedSteps, read_together, straggler
 from launcher.run.training_record import TrainingRecord
 from launcher.util.errors import one_line
 from launcher.util.json_file import Record
@@ -61,11 +60,11 @@ class Journal:
         self._run = run
         self._world = world
         self._clock = clock
-        self._console = console
+        self.console = console
         self._last_step = min(run.steps, stops_after or run.steps)
         self._started_s = time.monotonic()
-        self._agreement = agreement
-        self._skipped = skipped
+        self.agreement = agreement
+        self.skipped = skipped
         self._pending: list[EndedStep] = []
         self.file = RecordFile(folder / f"rank{run.rank}.jsonl", reopens=reopens)
         self._loggers = loggers
@@ -87,12 +86,12 @@ class Journal:
         self._pending.append(ended)
         step = ended.step
         # also the first step of a start, whose times are a period of their own
-        if not self.times.count or step % self._agreement.log_every == 0 or step == self._run.steps:
+        if not self.times.count or step % self.agreement.log_every == 0 or step == self._run.steps:
             self.flush()
         else:
             self._write_samples()  # with a large --log-every they would pile up in memory
-            self._agreement.between_logged_steps(step)
-        self._console.progress("training", step, self._last_step)
+            self.agreement.between_logged_steps(step)
+        self.console.progress("training", step, self._last_step)
 
     def flush(self) -> None:
         """Make pending steps global, write them, and show the last one."""
@@ -101,22 +100,18 @@ class Journal:
         times = self._clock.take()
         reserved_peak_bytes, used_bytes = read_memory(self._world.device)
         # What a rank does alone: the rest of a step is spent waiting for the others.
-        alone_s = sum(t.data_s + t.forward_s for t in times) / len(times)
+        alone_s = sum(t["data_s"] + t["forward_s"] for t in times) / len(times)
         ended, alone_by_rank_s, most_used_bytes = self._over_all_ranks(alone_s, used_bytes)
         for pending, figures, spent in zip(self._pending, ended, times, strict=True):
             self.write(
                 StepRecord(
                     step=pending.step,
-                    loss=figures.loss,
-                    grad_norm=figures.grad_norm,
                     lr=pending.lr,
                     tokens=self._tokens_per_step,
-                    applied=figures.applied,
                     allocated_peak_bytes=pending.peak_bytes,
                     reserved_peak_bytes=reserved_peak_bytes,
                     device_used_bytes=used_bytes,
-                    **asdict(spent),
-                    **figures.expert_fields,
+                    **(figures | spent),
                 )
             )
         for spent in times:
@@ -134,7 +129,7 @@ class Journal:
         self.file.flush()
         # after all records are written: it may end the run
         for step, figures in zip(steps, ended, strict=True):
-            self._skipped.note(step, applied=figures.applied, loss=figures.loss)
+            self.skipped.note(step, applied=figures["applied"], loss=figures["loss"])
 
     def secure(self) -> None:
         """Sync all records to disk before a checkpoint marks their steps as done; all ranks call
@@ -146,7 +141,7 @@ class Journal:
     def evaluated(self, record: EvalRecord) -> None:
         """Write and show an evaluation."""
         self.write(record)
-        self._console.figures(
+        self.console.figures(
             {
                 "step": str(record.step),
                 f"{record.split} loss": f"{record.loss:.4f}",
@@ -162,7 +157,7 @@ class Journal:
         self.write(record)
         text = record.prompt + record.text
         if shown:
-            self._console.line(f"sample: {one_line(text, most=1000)}")
+            self.console.line(f"sample: {one_line(text, most=1000)}")
         self._loggers.text(record.step, "sample", text)
         self._report_logger_failures()
 
@@ -198,8 +193,8 @@ class Journal:
 
     def _over_all_ranks(
         self, alone_s: float, used_bytes: int
-    ) -> tuple[list[Figures], list[float], int]:
-        """Return each pending step's global figures, each rank's time, and the most memory of any,
+    ) -> tuple[list[dict[str, Any]], list[float], int]:
+        """Return each pending step's global fields, each rank's time, and the most memory of any,
         in one all-reduce and one copy from the device.
 
         The same all-reduce carries the agreement on stops and saves.
@@ -210,7 +205,7 @@ class Journal:
         step = pending[-1].step
         of_rank = [0.0] * (2 * size)
         of_rank[rank], of_rank[size + rank] = alone_s, used_bytes / GIB
-        mine = [*self._agreement.requests(step), *of_rank]
+        mine = [*self.agreement.requests(step), *of_rank]
         routed = [p.routed for p in pending if p.routed is not None]
         sizes = [len(pending), *(tokens.numel() for tokens in routed)]
         sums = torch.stack([p.loss.float() for p in pending])
@@ -230,31 +225,32 @@ class Journal:
         )
         # A rank alone has sent nothing, and its own figures are the sums.
         losses, rest = values[: len(pending)], values[len(pending) :] or mine
-        self._agreement.settle(step, rest[:REQUESTS])
+        self.agreement.settle(step, rest[:REQUESTS])
         by_rank = rest[REQUESTS:]
         # three figures of `load_of` per step
         each = [shares[n : n + 3] for n in range(0, len(shares), 3)] or [[] for _ in pending]
         figures = [
-            Figures(loss=loss / size, grad_norm=norm, applied=took != 0, expert_load=load)
+            {"loss": loss / size, "grad_norm": norm, "applied": took != 0}
+            | dict(zip(EXPERT_FIELDS, load, strict=False))
             for loss, norm, took, load in zip(losses, norms, applied, each, strict=True)
         ]
         return figures, by_rank[:size], int(max(by_rank[size:]) * GIB)
 
     def _show(
         self,
-        ended: Sequence[Figures],
+        ended: Sequence[Mapping[str, Any]],
         times: list[PhaseTimes],
         reserved_peak_bytes: int | None,
         used_bytes: int,
         slow_rank: int | None,
     ) -> None:
         last, figures = self._pending[-1], ended[-1]
-        step_s = sum(t.duration_s for t in times) / len(times)
+        step_s = sum(t["duration_s"] for t in times) / len(times)
         tokens_per_s = self._tokens_per_step / step_s
         line = {
             "step": f"{last.step} of {self._run.steps}",
-            "loss": f"{figures.loss:.4f}",
-            "grad_norm": f"{figures.grad_norm:.2f}",
+            "loss": f"{figures['loss']:.4f}",
+            "grad_norm": f"{figures['grad_norm']:.2f}",
             "lr": f"{last.lr:.1e}",
             "memory": f"{gib(used_bytes)}({percent(used_bytes, self._capacity_bytes)})",
             "tps": f"{tokens_per_s:,.0f}",
@@ -268,10 +264,10 @@ class Journal:
         line["elapsed"] = duration(time.monotonic() - self._started_s)
         if self.times.steady and last.step < self._last_step:
             line["left"] = duration(step_s * (self._last_step - last.step))
-        self._console.figures(line)
-        scalars = {"loss/train": figures.loss, "grad_norm": figures.grad_norm, "lr": last.lr}
-        scalars |= {f"experts/{n}": v for n, v in figures.expert_fields.items()}
-        skipped = self._skipped.total + sum(not step.applied for step in ended)
+        self.console.figures(line)
+        scalars = {"loss/train": figures["loss"], "grad_norm": figures["grad_norm"], "lr": last.lr}
+        scalars |= {f"experts/{n}": figures[n] for n in EXPERT_FIELDS if n in figures}
+        skipped = self.skipped.total + sum(not step["applied"] for step in ended)
         scalars |= {"tokens_per_s": tokens_per_s, "skipped_steps": skipped}
         scalars |= loggers.time_scalars(times) | loggers.flops_scalars(
             flops_per_s, self._peak_flops
@@ -288,7 +284,7 @@ class Journal:
     def _report_logger_failures(self) -> None:
         for logger, error in self._loggers.failures().items():
             self.event("logger_failed", logger=logger, error=error)
-            self._console.line(f"{logger} gets no more figures, training goes on: {error}")
+            self.console.line(f"{logger} gets no more figures, training goes on: {error}")
 
     def _write_samples(self) -> None:
         while self._samples:

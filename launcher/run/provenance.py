@@ -105,7 +105,9 @@ def _newest_intact(source: Path, *, reads_all: bool) -> Checkpoint:
 
 def newest_extra(source: Path) -> Extra | None:
     """Return what the newest readable checkpoint records of its run."""
-    for path in candidates(source):
+    with naming("--resume"):
+        paths = candidates(source)
+    for path in paths:
         try:
             return Checkpoint.open(path).extra
         except DamagedCheckpoint:
@@ -157,7 +159,7 @@ def check_tokenizer(checkpoint: Checkpoint, corpus: Corpus, choice: str) -> None
         return
     if saved != tokenizer_fingerprint(corpus.tokenizer_path):
         there = shown(checkpoint.extra.get("config", {}).get("tokenizer", "another"))
-        own = _own_tokenizer(checkpoint)
+        own = checkpoint.run_folder / TOKENIZER_FILE
         fix = own if own.exists() else f"FILE with the {TOKENIZER_FILE} of the run that saved it"
         what = "trained on this run's data" if choice == "bpe" else "which has other token ids"
         raise UserError(
@@ -205,17 +207,13 @@ def differences(checkpoint: Checkpoint, resolved: Resolved, corpus: Corpus) -> l
 
 def _tokenizer_of(checkpoint: Checkpoint) -> str | None:
     """Return the fingerprint of its tokenizer's file, before 0.2 of the run's own copy."""
-    saved, own = checkpoint.extra.get("tokenizer"), _own_tokenizer(checkpoint)
+    saved, own = checkpoint.extra.get("tokenizer"), checkpoint.run_folder / TOKENIZER_FILE
     if saved is not None or not own.is_file():
         return saved
     try:
         return tokenizer_fingerprint(own)
     except Exception:  # what the library raises for a damaged file
         return None
-
-
-def _own_tokenizer(checkpoint: Checkpoint) -> Path:
-    return checkpoint.path.absolute().parent.parent / TOKENIZER_FILE
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from launcher.config.schema import LoopChoice
 from launcher.data.files import HUB_PREFIX
 from launcher.parallel.world import OWN_AGENT, World, number_of
 from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
-from launcher.util.errors import ExitCode, UserError
+from launcher.util.errors import ExitCode, UserError, naming
 from launcher.util.files import FolderLock, nearest_existing
 from launcher.util.json_file import json_object
 from launcher.util.processes import BY_ANY_TORCHRUN
@@ -66,7 +66,8 @@ def find_resume(loop: LoopChoice, environment: Mapping[str, str]) -> Resume:
     continues = resume == AUTO or restarted or refused
     if out is None or not out.exists() or not continues:
         if elsewhere is not None:
-            candidates(elsewhere)  # raises where there is none
+            with naming("--resume"):
+                candidates(elsewhere)  # raises where there is none
         return Resume(source=elsewhere, reopens=False)
     _check_run(out)
     if restarted and resume != AUTO and _on_one_node(environment):

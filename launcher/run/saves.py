@@ -16,11 +16,9 @@ from launcher.data.tokenizer import tokenizer_fingerprint
 from launcher.measure.host_memory import available_host_bytes
 from launcher.measure.memory import MemoryMeter
 from launcher.parallel.world import World
-from launcher.run.agreement import Agreement
-from launcher.run.console import RunConsole
 from launcher.run.journal import Journal
+from launcher.run.prepare import Prepared
 from launcher.run.resume import Resume
-from launcher.run.steps import SkippedSteps
 from launcher.strategies.engine import Engine
 from launcher.util.sizes import gib
 
@@ -52,27 +50,21 @@ class Saves:
 
     def __init__(
         self,
-        resolved: Resolved,
-        corpus: Corpus,
+        prepared: Prepared,
         world: World,
         folder: Path,
         *,
         journal: Journal,
-        console: RunConsole,
-        agreement: Agreement,
-        skipped: SkippedSteps,
         memory: MemoryMeter,
     ) -> None:
         self._memory, self._world = memory, world
-        self._resolved, self._corpus = resolved, corpus
-        self._agreement = agreement
-        self._skipped = skipped
-        self._loop = resolved.config.loop
-        self._journal = journal
-        self._console = console
+        self._resolved, self._corpus = prepared.resolved, prepared.corpus
+        self._loop = self._resolved.config.loop
+        self._journal, self._console = journal, journal.console
+        self._agreement, self._skipped = journal.agreement, journal.skipped
         self._folder = folder / "checkpoints"
         # States that are on a disk for want of memory cannot be staged in memory.
-        on_disk = resolved.config.sharding.offload_optimizer == "nvme"
+        on_disk = self._resolved.config.sharding.offload_optimizer == "nvme"
         self._asynchronous = world.device.type == "cuda" and not on_disk
         self._checkpointer: Checkpointer | None = None
         self._saved_step: int | None = None
@@ -82,7 +74,7 @@ class Saves:
         self._resumed_step = self._resumed_tokens = 0
         self.failure: SaveError | None = None
         """Why the latest state is not on disk."""
-        if resolved.config.measure.memory_limit is not None:
+        if self._resolved.config.measure.memory_limit is not None:
             # Before the limit is taken: the stacks of its group's threads would count as tensors.
             self._opened()
 
@@ -210,6 +202,7 @@ class Saves:
         replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
+        # this rank's part
         staging_bytes = int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
         with self._memory.apart("save", "checkpoint"):
             held = self._report(
@@ -217,7 +210,6 @@ class Saves:
                     step, engine, extra, replaces=replaces, staging_bytes=staging_bytes
                 )
             )
-
         if held and self._asynchronous:  # written by now, although a thread was to do it
             self._console.line("training waited for this save: no host memory to stage it")
 

@@ -84,19 +84,11 @@ class Session:
             stops_after=loop.stop_after,
             reopens=self._resume.reopens,
         )
-        self.sampler = Sampler.every(1.0, world.device, self.journal.from_sampler)
+        self.sampler = Sampler.of(world.device, self.journal.from_sampler)
         self._engine: Engine | None = None
         self._peak: Ledger | None = None
         self._saves = Saves(
-            prepared.resolved,
-            prepared.corpus,
-            world,
-            self.folder.path,
-            journal=self.journal,
-            console=self.console,
-            agreement=self.agreement,
-            skipped=self.skipped,
-            memory=self.memory,
+            prepared, world, self.folder.path, journal=self.journal, memory=self.memory
         )
         self._energy_before = self._energy_after = self.sampler.energy
         self._stack = contextlib.ExitStack()
@@ -177,12 +169,13 @@ class Session:
     def step_done(self, *, loss: Tensor, result: StepResult, lr: float) -> None:
         """Record an ended step; `loss` is this rank's mean over its micro-batches."""
         ledger = self.memory.end_step(self.step)
+        grad_norm, applied = result
         self.journal.step(
             EndedStep(
                 step=self.step,
                 loss=loss,
-                grad_norm=result.grad_norm,
-                applied=result.applied,
+                grad_norm=grad_norm,
+                applied=applied,
                 lr=lr,
                 routed=None if self._engine is None else self._engine.routed(),
                 peak_bytes=self.memory.step_peak_bytes(),

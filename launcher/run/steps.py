@@ -20,6 +20,8 @@ class Diverged(Failure):
     """Loss or gradients are not finite any more, and training cannot recover."""
 
 
+EXPERT_FIELDS = ("expert_load_min", "expert_load_max", "expert_entropy")
+"""Fields of a step record for how tokens are spread over experts, as `load_of` returns them."""
 STRAGGLES_FROM = 1.5  # times the median of the other ranks
 MOST_IN_A_ROW = 20
 """Skipped steps in a row that end a run."""
@@ -88,23 +90,6 @@ class EndedStep:
     peak_bytes: int | None = None
     routed: Tensor | None = None
     """This rank's tokens [blocks, experts]."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """A step of all ranks, in plain numbers."""
-
-    loss: float
-    grad_norm: float
-    applied: bool
-    expert_load: Sequence[float] = ()
-    """As `load_of` returns it, if there are experts."""
-
-    @property
-    def expert_fields(self) -> dict[str, float]:
-        """Fields of a step record that say how tokens are spread over experts."""
-        names = ("expert_load_min", "expert_load_max", "expert_entropy")
-        return dict(zip(names, self.expert_load, strict=False))
 
 
 def read_together(*groups: Sequence[Tensor | float]) -> list[list[float]]:

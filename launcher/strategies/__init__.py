@@ -9,12 +9,12 @@ from typing import Final
 
 from launcher.config.schema import RunConfig
 from launcher.strategies.base import Strategy, Variant
-from launcher.strategies.ddp import Ddp
-from launcher.strategies.fsdp import Fsdp
-from launcher.strategies.single import Single
-from launcher.strategies.zero import Zero
+from launcher.strategies.ddp import DDP
+from launcher.strategies.fsdp import FSDP
+from launcher.strategies.single import SINGLE
+from launcher.strategies.zero import ZERO
 
-STRATEGIES: Final[dict[str, Strategy]] = {s.name: s for s in (Single(), Ddp(), Fsdp(), Zero())}
+STRATEGIES: Final[dict[str, Strategy]] = {s.name: s for s in (SINGLE, DDP, FSDP, ZERO)}
 VARIANTS: Final[dict[str, Variant]] = {
     variant.label: variant for strategy in STRATEGIES.values() for variant in strategy.variants
 }

@@ -3,10 +3,10 @@
 Code outside of this folder that depends on the strategy asks here, and keeps no table of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from launcher.config.schema import RunConfig
 from launcher.config.sharding import ShardingChoice
@@ -57,30 +57,34 @@ class Variant:
         return self.level == 3 or "reshard_after_forward" in self.fields
 
 
-class Strategy(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
     """One `--strategy`, and what holds for most."""
 
     name: str
     variants: tuple[Variant, ...]
+    build: Callable[["BuildInputs"], "Engine"]
+    """The engine; imports what only it needs."""
+    number: Callable[[ShardingChoice], int] = lambda sharding: 0
+    """Number of the variant of a (chosen) sharding."""
+    copies: Callable[[ShardingChoice], bool] = lambda sharding: False
+    """The model's parameters are copies of the stored ones, in the type to compute in."""
     needs_group: bool = True
     """Even a single process needs a process group."""
     keeps_master: bool = False
     """Master weights are held beside the parameters that compute."""
     imports_bytes: int = 0
     """Host memory that importing its library takes (measured, see launcher/forecast/fit.py)."""
-    follows: Mapping[str, tuple[str, ...]] = {"torch": TORCH}
+    follows: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"torch": TORCH})
     """Library -> the versions whose buffers its forecast was held against (bench/prediction.py)."""
 
     def variant(self, sharding: ShardingChoice) -> Variant:
         """Return the variant of a (chosen) sharding."""
-        return self.variants[0]
+        return self.variants[self.number(sharding)]
 
     def dtypes(self, config: RunConfig) -> Dtypes:
         """Types of storage, computation and communication."""
-        return dtypes(config.optim)
-
-    def build(self, inputs: "BuildInputs") -> "Engine":
-        """The engine; imports what only it needs."""
+        return dtypes(config.optim, copies=self.copies(config.sharding))
 
 
 def missing_library(strategy: Strategy) -> str | None:

@@ -14,18 +14,10 @@ from launcher.optim.dtensor import local_part
 from launcher.strategies.flat_shards import TrainingState
 from launcher.strategies.ledger import STATES, Ledger, LedgerLines
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """Outcome of one optimizer step.
-
-    `grad_norm` is the global norm before clipping, `applied` is False where a step was skipped.
-    Tensors on the device stay there, so that reading them costs a synchronisation only where
-    they are shown.
-    """
-
-    grad_norm: Tensor | float
-    applied: Tensor | bool
+StepResult = tuple[Tensor | float, Tensor | bool]
+"""Outcome of one optimizer step: the global norm of gradients before clipping, and whether they
+were applied, False where the step was skipped. Tensors on the device stay there, so that reading
+them costs a synchronisation only where they are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

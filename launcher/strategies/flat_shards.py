@@ -71,19 +71,9 @@ class UpdatedRange:
     offset: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Updated:
-    """A rank's optimizer and what it updates: master weights, of which the parameters that compute
-    are copies, or the parameters themselves."""
-
-    optimizer: torch.optim.Optimizer
-    ranges: Sequence[UpdatedRange]
-
-    def stored(self, tensor: Tensor) -> list[Tensor]:
-        """An updated tensor and, in pure bf16, the remainder of each value kept beside it."""
-        state: dict[str, Any] = self.optimizer.state[tensor]
-        rest = state.get("compensation")
-        return [tensor] if rest is None else [tensor, rest]
+Updated = tuple[torch.optim.Optimizer, Sequence[UpdatedRange]]
+"""A rank's optimizer and what it updates: master weights, of which the parameters that compute are
+copies, or the parameters themselves."""
 
 
 class TrainingState(Protocol):

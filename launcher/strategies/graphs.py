@@ -154,8 +154,8 @@ class _Update:
 
     def replay(self) -> StepResult:
         self._graph.replay()
-        norm, applied = self._result.grad_norm, self._result.applied
+        norm, applied = self._result
         assert isinstance(norm, Tensor)
         assert isinstance(applied, Tensor)
         # They are read later, and the next replay writes over them.
-        return StepResult(grad_norm=norm.clone(), applied=applied.clone())
+        return norm.clone(), applied.clone()

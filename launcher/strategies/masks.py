@@ -41,11 +41,11 @@ class Masks:
     """
 
     def __init__(self, updated: Updated) -> None:
-        self._updated = updated
+        optimizer, ranges = updated
         self._bits: dict[str, Tensor] = {}
         self._first: dict[str, int] = {}
         self._ranges: defaultdict[Tensor, list[UpdatedRange]] = defaultdict(list)
-        for held in updated.ranges:
+        for held in ranges:
             if is_projection(held.name) and held.numel > 0:
                 size_bytes = bytes_of(held.start, held.numel)
                 device = local_part(held.tensor).device
@@ -54,7 +54,7 @@ class Masks:
                 )
                 self._first[held.name] = held.start // 8
                 self._ranges[held.tensor].append(held)
-        updated.optimizer.register_step_post_hook(self._hold)
+        optimizer.register_step_post_hook(self._hold)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -82,7 +82,9 @@ class Masks:
         backward, is one of some tensors only."""
         for tensor in (t for group in optimizer.param_groups for t in group["params"]):
             for held in self._ranges.get(tensor, ()):
-                for values in self._updated.stored(tensor):
+                # in pure bf16 beside it, what rounding has cut off each value
+                rest = optimizer.state[tensor].get("compensation")
+                for values in (tensor,) if rest is None else (tensor, rest):
                     flat = local_part(values).view(-1)[held.offset : held.offset + held.numel]
                     zero(flat, self._bits[held.name], skip=held.start % 8)
 

@@ -150,7 +150,7 @@ class NativeEngine:
         _update_where_finite(self._optimizer, finite)
         self._drop_gradients()
         self._scaler.update()
-        return StepResult(grad_norm=norm, applied=finite)
+        return norm, finite
 
     def loss_scale(self) -> LossScale | None:
         if not self._scaler.is_enabled():
@@ -230,7 +230,7 @@ class InBackwardEngine(NativeEngine):
     def step(self) -> StepResult:
         assert isinstance(self._square_sum, Tensor)
         norm = self._square_sum.sqrt()
-        return StepResult(grad_norm=norm, applied=torch.isfinite(norm))
+        return norm, torch.isfinite(norm)
 
     def _update(self, parameter: Tensor) -> None:
         """Update one parameter and drop its gradient."""

@@ -106,7 +106,7 @@ class NativeState:
                 start = sum(span.start for span in cut.ranges(0, data.numel()))
                 held = UpdatedRange(name=name, start=start, numel=data.numel(), tensor=parameter)
                 ranges.append(held)
-        return Updated(optimizer=self._optimizer, ranges=ranges)
+        return self._optimizer, ranges
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""

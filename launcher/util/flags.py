@@ -5,11 +5,13 @@ import contextlib
 import io
 import os
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from launcher.util.errors import UserError
+
+T = TypeVar("T")
 
 
 def flag(name: str) -> str:
@@ -222,13 +224,18 @@ def split_options(
 _CLOSE = "Perhaps you meant:"
 
 
-@contextlib.contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turn tyro's boxed error into a UserError; what it prints for --help passes through."""
+def options_of(kind: type[T], argv: Sequence[str], prog: str) -> T:
+    """Return a verb's options by a dataclass of them, as tyro reads them; --help is printed.
+
+    Raises:
+        UserError: what tyro prints as a boxed error.
+    """
+    import tyro
+
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
-            yield
+            return tyro.cli(kind, args=list(argv), prog=prog)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise

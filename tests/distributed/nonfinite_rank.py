@@ -73,9 +73,9 @@ def train(
             loss = engine.forward(tokens, targets, last=True)
             # The other rank has gradients that look healthy.
             engine.backward(loss * (float("nan") if world.rank == 1 else 1.0))
-            applied.append(bool(engine.step().applied))
-        loss, result = train_step(engine, micro_batches, 0.01)
-        applied.append(bool(result.applied))
+            applied.append(bool(engine.step()[1]))
+        loss, (_, is_applied) = train_step(engine, micro_batches, 0.01)
+        applied.append(bool(is_applied))
         losses.append(loss)
     mean = torch.stack(losses)
     dist.all_reduce(mean)

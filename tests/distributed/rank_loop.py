@@ -107,9 +107,9 @@ def steps(
         micro_batches = to_device(mine, micro_batch, world.device, positions)
         weights = batches.weights(step - 1, mine, micro_batch=micro_batch, positions=positions)
         assert len(micro_batches) == resolved.accumulation
-        loss, result = train_step(engine, micro_batches, lr, weights=weights)
+        loss, (norm, _) = train_step(engine, micro_batches, lr, weights=weights)
         losses.append(loss)
-        norms.append(float(result.grad_norm))
+        norms.append(float(norm))
     mean = torch.stack(losses)
     if world.size > 1:
         dist.all_reduce(mean)

@@ -108,9 +108,9 @@ def device(job: dict[str, Any]) -> dict[str, Any]:
             found["memory"].append(opened.memory_bytes())
         except nvml.NvmlFault as fault:
             found["memory"].append(fault.name)
-    for name in ("utilization_percent", "power_w", "energy_j", "temperature_c"):
+    for name in ("utilization", "power", "energy", "temperature"):
         try:
-            found[name] = getattr(opened, name)()
+            found |= opened.read(name)
         except nvml.NvmlFault as fault:
             found[name] = fault.name
     opened.close()

@@ -106,11 +106,6 @@ def ends_of(generation: Mapping[str, Any]) -> dict[str, Any]:
     return ends | ({padding: generation[padding]} if padding in generation else {})
 
 
-def run_of(checkpoint: Checkpoint) -> Path:
-    """Return the run folder of a checkpoint."""
-    return checkpoint.path.absolute().parent.parent
-
-
 def choose_tokenizer(checkpoint: Checkpoint, given: str | None) -> str | None:
     """Return the tokenizer that the model was trained with: the one given, or the run's own copy.
 
@@ -118,7 +113,7 @@ def choose_tokenizer(checkpoint: Checkpoint, given: str | None) -> str | None:
     """
     if given == "none":
         return None
-    run = run_of(checkpoint)
+    run = checkpoint.run_folder
     if given is None and (run / TOKENIZER_FILE).exists():
         return str(run / TOKENIZER_FILE)
     choice: str | None = given or checkpoint.extra.get("config", {}).get("tokenizer")

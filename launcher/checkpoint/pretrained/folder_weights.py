@@ -49,15 +49,7 @@ class FolderWeights(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the files; tensors that were read stay valid."""
-        self._stack.close()
-
-    def files(self) -> list[Path]:
-        """Return the files that hold weights, sorted by name."""
-        return self._weights.paths
+        self._stack.close()  # tensors that were read stay valid
 
     def has(self, name: str) -> bool:
         """Return whether there is such a parameter."""

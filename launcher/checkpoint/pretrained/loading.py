@@ -13,7 +13,6 @@ from torch import Tensor
 from launcher.checkpoint.pretrained.companions import (
     choose_tokenizer,
     read_generation_config,
-    run_of,
 )
 from launcher.checkpoint.pretrained.peft import companions_beside
 from launcher.checkpoint.pretrained.stored import Stored, open_stored
@@ -91,7 +90,7 @@ def open_source(folder: Path) -> Iterator[Source]:
             beside = folder if (folder / HF_CONFIG).is_file() else companions_beside(folder)
             tokenizer = partial(_tokenizer_in, beside)
         else:
-            beside = run_of(checkpoint)
+            beside = checkpoint.run_folder
             tokenizer = partial(choose_tokenizer, checkpoint, None)
         yield Source(config=model.config, read=model.read, tokenizer=tokenizer, beside=beside)
 

@@ -196,10 +196,7 @@ def _open_saved(source: Path) -> Iterator[CheckpointWeights]:
 
 def _newest(source: Path) -> Checkpoint:
     while True:
-        try:
-            path = candidates(source)[0]
-        except UserError as error:
-            raise UserError(str(error).removeprefix("--resume ")) from None
+        path = candidates(source)[0]
         try:
             return Checkpoint.open(path)
         except DamagedCheckpoint:

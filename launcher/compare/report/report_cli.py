@@ -31,7 +31,7 @@ from launcher.compare.report.output import (
 from launcher.compare.report.runs import Run, load_run, unreadable_run
 from launcher.util.errors import ExitCode, UserError, naming, one_line, refusing, tell
 from launcher.util.files import check_writable, replace_text
-from launcher.util.flags import one_sentence
+from launcher.util.flags import options_of
 from launcher.util.json_file import read_json
 from launcher.util.processes import die_with, usable_cores
 from launcher.util.sizes import parse_bytes
@@ -68,8 +68,7 @@ class ReportOptions:
 def main(argv: Sequence[str]) -> int:
     """Read the runs, write the files, print the table; 0 on success, 1 when worse than the
     baseline, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(ReportOptions, args=list(argv), prog="shardscale report")
+    options = options_of(ReportOptions, argv, "shardscale report")
     if not options.runs:
         raise UserError("report needs runs: give run folders, for example: report runs/*")
     budget_bytes = parse_bytes(options.memory_budget, "--memory-budget")

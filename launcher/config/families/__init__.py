@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.config.families.architectures import ARCHITECTURES
-from launcher.config.families.base import Family, Part, bias_count, differences, spelled_out
+from launcher.config.families.base import Family, Part, differences, spelled_out
 from launcher.model.config import ModelConfig
+from launcher.model.config_checks import biased
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
@@ -60,7 +61,7 @@ def family_for(config: ModelConfig) -> tuple[Family, ModelConfig]:
     candidates = [(family, theirs) for family, theirs in found if theirs is not None]
     # With as few differences as there are, and then with as few biases.
     family, theirs = min(
-        candidates, key=lambda pair: (len(differences(mine, pair[1])), bias_count(pair[1]))
+        candidates, key=lambda pair: (len(differences(mine, pair[1])), len(biased(pair[1].bias)))
     )
     if differing := differences(mine, theirs):
         here, there = (

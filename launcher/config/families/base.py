@@ -200,11 +200,6 @@ def differences(mine: ModelConfig, theirs: ModelConfig) -> list[str]:
     ]
 
 
-def bias_count(config: ModelConfig) -> int:
-    """Count the projections with biases."""
-    return len(biased(config.bias))
-
-
 def check_token_ids(document: Mapping[str, Any], vocab_size: int, path: Path) -> None:
     """Refuse token ids outside the vocabulary; null is allowed.
 

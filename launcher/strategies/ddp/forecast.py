@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from launcher.forecast.buffers import Buffers, Whole
+from launcher.forecast.buffers import Whole
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.events import Key
 from launcher.forecast.traffic import Traffic, Wire
@@ -103,9 +103,7 @@ def sent_copies(tensors: Sequence[tuple[int, int]], limit_bytes: int = SENT_BYTE
     return [copies[place] for place in sorted(copies)]
 
 
-def buffers(rank: Rank, timeline: Timeline) -> Buffers:
-    """Gradients live in buckets that stay."""
-    return DdpBuffers(rank, timeline)
+buffers = DdpBuffers
 
 
 def traffic(wire: Wire) -> Traffic:

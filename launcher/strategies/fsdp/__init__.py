@@ -7,11 +7,8 @@ forecast/    its allocations, group by group, and its traffic; imported by the f
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from launcher.config.schema import RunConfig
-from launcher.config.sharding import ShardingChoice
-from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import Strategy, Variant
 
 if TYPE_CHECKING:
@@ -54,23 +51,18 @@ _HYBRID_GRAD_OP = replace(
 )
 
 
-class Fsdp(Strategy):
-    """`--strategy fsdp`."""
+def build(inputs: "BuildInputs") -> "Engine":
+    """Imports DTensor, and with it sympy: only where it is used."""
+    from launcher.strategies.fsdp import wrapping
 
-    name = "fsdp"
-    variants = (_FULL, _GRAD_OP, _HYBRID, _HYBRID_GRAD_OP)
+    return wrapping.build(inputs)
 
-    def variant(self, sharding: ShardingChoice) -> Variant:
-        """Return the variant, by replicas and by what happens after the forward."""
-        full, grad_op = (_HYBRID, _HYBRID_GRAD_OP) if sharding.replicate > 1 else (_FULL, _GRAD_OP)
-        return full if sharding.reshard_after_forward else grad_op
 
-    def dtypes(self, config: RunConfig) -> Dtypes:
-        """Parameters are cast as they are gathered."""
-        return dtypes(config.optim, copies=True)
-
-    def build(self, inputs: "BuildInputs") -> "Engine":
-        """Imports DTensor, and with it sympy: only where it is used."""
-        from launcher.strategies.fsdp.wrapping import build
-
-        return build(inputs)
+FSDP: Final = Strategy(
+    name="fsdp",
+    variants=(_FULL, _GRAD_OP, _HYBRID, _HYBRID_GRAD_OP),
+    build=build,
+    # by replicas, and by what happens after the forward
+    number=lambda chosen: 2 * (chosen.replicate > 1) + (not chosen.reshard_after_forward),
+    copies=lambda chosen: True,  # parameters are cast as they are gathered
+)

@@ -1,6 +1,6 @@
 """One process, one device, everything on it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from launcher.strategies.base import Strategy, Variant
 
@@ -9,11 +9,25 @@ if TYPE_CHECKING:
     from launcher.strategies.engine import Engine
 
 
-class Single(Strategy):
-    """`--strategy single`."""
+def build(inputs: "BuildInputs") -> "Engine":
+    """Mixed precision computes under autocast."""
+    from launcher.strategies.native import native_engine
 
-    name = "single"
-    variants = (
+    module = inputs.whole_module()
+    if inputs.config.loop.compiles:
+        from launcher.strategies.compiled import compile_blocks
+
+        compile_blocks(module, kept_share=inputs.resolved.kept_share)
+    if not inputs.config.loop.cuda_graphs:
+        return native_engine(inputs, module)
+    from launcher.strategies.graphs import GraphEngine
+
+    return native_engine(inputs, module, engine=GraphEngine)
+
+
+SINGLE: Final = Strategy(
+    name="single",
+    variants=(
         Variant(
             label="single",
             also_called="one device",
@@ -21,21 +35,8 @@ class Single(Strategy):
             level=0,
             complexity=0,
         ),
-    )
-    needs_group = False
-    follows = {}  # noqa: RUF012
-
-    def build(self, inputs: "BuildInputs") -> "Engine":
-        """Mixed precision computes under autocast."""
-        from launcher.strategies.native import native_engine
-
-        module = inputs.whole_module()
-        if inputs.config.loop.compiles:
-            from launcher.strategies.compiled import compile_blocks
-
-            compile_blocks(module, kept_share=inputs.resolved.kept_share)
-        if not inputs.config.loop.cuda_graphs:
-            return native_engine(inputs, module)
-        from launcher.strategies.graphs import GraphEngine
-
-        return native_engine(inputs, module, engine=GraphEngine)
+    ),
+    build=build,
+    needs_group=False,
+    follows={},
+)

@@ -6,11 +6,8 @@ fraction.py which sub-groups of stage 3 are not offloaded    saved.py   experts 
 forecast/   its allocations and its traffic; imported by the forecast only
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from launcher.config.schema import RunConfig
-from launcher.config.sharding import ShardingChoice
-from launcher.optim.dtypes import Dtypes, dtypes
 from launcher.strategies.base import TORCH, Fields, Strategy, Variant
 
 if TYPE_CHECKING:
@@ -21,11 +18,16 @@ _OPTIMIZER: dict[str, Fields] = {"+cpu": {"offload_optimizer": "cpu"}}
 _BOTH = _OPTIMIZER | {"+cpu+param": {"offload_optimizer": "cpu", "offload_param": "cpu"}}
 
 
-class Zero(Strategy):
-    """`--zero 0` to `--zero 3`."""
+def build(inputs: "BuildInputs") -> "Engine":
+    """Imports deepspeed, which takes its time."""
+    from launcher.strategies.zero import engine
 
-    name = "zero"
-    variants = tuple(
+    return engine.build(inputs)
+
+
+ZERO: Final = Strategy(
+    name="zero",
+    variants=tuple(
         Variant(
             label=f"zero{stage}",
             also_called=also_called,
@@ -44,22 +46,12 @@ class Zero(Strategy):
                 ("FSDP full shard", _BOTH),
             )
         )
-    )
-    keeps_master = True
-    imports_bytes = 90 * 2**20
-    follows = {"torch": TORCH, "deepspeed": ("0.19",)}  # noqa: RUF012
-
-    def variant(self, sharding: ShardingChoice) -> Variant:
-        """The stage's."""
-        assert sharding.zero is not None
-        return self.variants[sharding.zero]
-
-    def dtypes(self, config: RunConfig) -> Dtypes:
-        """Copies of the master weights from stage 1 on; stage 0 computes under autocast."""
-        return dtypes(config.optim, copies=config.sharding.zero != 0)
-
-    def build(self, inputs: "BuildInputs") -> "Engine":
-        """Imports deepspeed, which takes its time."""
-        from launcher.strategies.zero.engine import build
-
-        return build(inputs)
+    ),
+    build=build,
+    number=lambda chosen: chosen.zero or 0,
+    # of the master weights, from stage 1 on; stage 0 computes under autocast
+    copies=lambda chosen: chosen.zero != 0,
+    keeps_master=True,
+    imports_bytes=90 * 2**20,
+    follows={"torch": TORCH, "deepspeed": ("0.19",)},
+)

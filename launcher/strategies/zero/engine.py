@@ -113,12 +113,9 @@ class ZeroEngine:
             finite = torch.isfinite(norm)
             self._engine.optimizer.found_inf = (~finite).float()
             self._engine.step()
-            return StepResult(grad_norm=norm, applied=finite)
+            return norm, finite
         self._engine.step()
-        return StepResult(
-            grad_norm=self._engine.get_global_grad_norm(),
-            applied=bool(self._engine.was_step_applied()),
-        )
+        return self._engine.get_global_grad_norm(), bool(self._engine.was_step_applied())
 
     def loss_scale(self) -> LossScale | None:
         scaler = getattr(self._engine.optimizer, "loss_scaler", None)

@@ -23,24 +23,22 @@ OWNER = "owner.json"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class SwapFolder:
-    """An empty folder in `parent` that belongs to this process until it leaves."""
+def swap_folder(parent: Path) -> Path:
+    """Make an empty folder in `parent` that belongs to this process until it leaves."""
+    # Under its final name a folder always has its lock, so a new one is never taken for stale.
+    made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
+    owner = (made / OWNER).open("w", encoding="utf-8")
+    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    json.dump(_this_machine() | {"pid": os.getpid()}, owner)
+    owner.flush()
+    path = made.rename(made.with_name(made.name.removeprefix(".")))
 
-    def __init__(self, parent: Path) -> None:
-        # Under its final name a folder always has its lock, so a new one is never taken for stale.
-        made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
-        self._owner = (made / OWNER).open("w", encoding="utf-8")
-        fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        json.dump(_this_machine() | {"pid": os.getpid()}, self._owner)
-        self._owner.flush()
-        self.path = made.with_name(made.name.removeprefix("."))
-        made.rename(self.path)
-        before_leaving(self.remove)
+    def remove() -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        owner.close()
 
-    def remove(self) -> None:
-        """Delete the folder and all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._owner.close()
+    before_leaving(remove)
+    return path
 
 
 def check_folder(path: Path, flag: str) -> None:

@@ -6,20 +6,13 @@ its backward, and with it that of all blocks. It is gathered again by then.
 """
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-
-class _Place(NamedTuple):
-    """A view of a parameter."""
-
-    parameter: Tensor
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    """From where the parameter begins."""
+_Place = tuple[Tensor, tuple[int, ...], tuple[int, ...], int]
+"""A view of a parameter: the parameter, size, stride, and offset from where it begins."""
 
 
 def saving_places(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -38,13 +31,13 @@ def saving_places(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
             # A released parameter is an empty tensor, with a storage of its own.
             if each.numel() and each.untyped_storage()._cdata == storage:
                 offset = int(saved.storage_offset() - each.storage_offset())
-                return _Place(each, tuple(saved.size()), saved.stride(), offset)
+                return each, tuple(saved.size()), saved.stride(), offset
         return saved
 
     def unpack(kept: Tensor | _Place) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
-        begin = kept.parameter.storage_offset() + kept.offset
-        return kept.parameter.detach().as_strided(kept.size, kept.stride, begin)
+        parameter, size, stride, offset = kept
+        return parameter.detach().as_strided(size, stride, parameter.storage_offset() + offset)
 
     return saved_tensors_hooks(pack, unpack)

@@ -197,8 +197,7 @@ class _FragmentedState:
 
     def updated(self) -> Updated:
         """The master weights; DeepSpeed copies from them what is computed with."""
-        ranges = list(self._find_fragments(self._engine, self._masters))
-        return Updated(optimizer=self._inner, ranges=ranges)
+        return self._inner, list(self._find_fragments(self._engine, self._masters))
 
     def counters(self) -> dict[str, float]:
         """Adam's step; SGD has none."""

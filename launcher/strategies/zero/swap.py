@@ -18,7 +18,7 @@ from launcher.strategies.build_inputs import fill_flat_slice
 from launcher.strategies.engine import StorageCount
 from launcher.strategies.flat_shards import PARAM, create_states
 from launcher.strategies.zero import nvme_build
-from launcher.strategies.zero.nvme_folder import SwapFolder
+from launcher.strategies.zero.nvme_folder import swap_folder
 
 
 class Swapped:
@@ -89,11 +89,11 @@ def place_swap_files(ds_config: dict[str, Any], parent: Path) -> None:
     nvme_build.use_own_ninja()
     _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))  # its staging buffers are locked
-    folder = SwapFolder(parent)
+    folder = swap_folder(parent)
     for name in ("offload_optimizer", "offload_param"):
         section = ds_config["zero_optimization"].get(name, {})
         if section.get("device") == "nvme":
-            section["nvme_path"] = str(folder.path)
+            section["nvme_path"] = str(folder)
 
 
 def keep_gradients_in_memory(outer: Any) -> None:

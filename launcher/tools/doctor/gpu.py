@@ -1,16 +1,16 @@
 """Checks of GPUs: NVML, driver and torch build, NCCL, hardware features, allocator."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import torch
 import torch.distributed as dist
 
 from launcher.config.sharding import MODEL_PARALLEL
-from launcher.measure.nvml import NvmlDevice, NvmlFault, Outcome, openable_gpus
+from launcher.measure.nvml import NvmlFault, Outcome, call, memory_of_gpus, started
 from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
 from launcher.util.flags import flag
 from launcher.util.sizes import GIB, gib
@@ -25,13 +25,10 @@ CPU_BF16 = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16")  # the last is 
 def nvml() -> Finding:
     """Check that GPU memory, power and utilization can be sampled."""
     try:
-        pynvml.nvmlInit()
-        try:
-            driver, count = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return _without_nvml(NvmlFault(error.value))
+        with started():
+            driver, count = call("nvmlSystemGetDriverVersion"), call("nvmlDeviceGetCount")
+    except NvmlFault as fault:
+        return _without_nvml(fault)
     version = ".".join(map(str, driver_cuda() or ("unknown",)))
     return ok(f"driver {driver}, up to CUDA {version}, {count} GPU{'s' * (count != 1)}")
 
@@ -82,7 +79,7 @@ def gpus() -> Finding:
         for p in all_properties
     ]
     found = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    used = [bytes_ for bytes_ in _used_bytes() if bytes_ > BUSY_BYTES]
+    used = [used_bytes for used_bytes, _ in memory_of_gpus() if used_bytes > BUSY_BYTES]
     if used:
         return warn(
             f"{found}; {len(used)} already in use, up to {gib(max(used))}",
@@ -183,16 +180,10 @@ def device_files() -> list[Path]:
 
 def driver_cuda() -> tuple[int, int] | None:
     """Return the newest CUDA (major, minor) that the driver supports; None without NVML."""
-    try:
-        pynvml.nvmlInit()
-        try:
-            version: int = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return None
-    # 12040 is CUDA 12.4
-    return version // 1000, version % 1000 // 10
+    with contextlib.suppress(NvmlFault), started():
+        version: int = call("nvmlSystemGetCudaDriverVersion_v2")
+        return version // 1000, version % 1000 // 10  # 12040 is CUDA 12.4
+    return None
 
 
 def _without_nvml(fault: NvmlFault) -> Finding:
@@ -208,18 +199,6 @@ def _without_nvml(fault: NvmlFault) -> Finding:
         "no GPU memory, power and utilization in records; a broken driver also stops training",
         fixes.get(fault.name, "run nvidia-smi for details"),
     )
-
-
-def _used_bytes() -> list[int]:
-    used = []
-    for uuid in openable_gpus():
-        try:
-            device = NvmlDevice.open(uuid)
-            used.append(device.memory_bytes()[0])
-            device.close()
-        except NvmlFault:
-            continue
-    return used
 
 
 def _runs_on(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:

@@ -16,7 +16,6 @@ from launcher.checkpoint.pretrained.companions import (
     choose_tokenizer,
     ends_of,
     generation_config,
-    run_of,
     write_tokenizer,
 )
 from launcher.checkpoint.pretrained.stored import Stored, open_stored
@@ -209,7 +208,7 @@ def write_settings(
     end_of_text = write_tokenizer(folder, tokenizer, config) if tokenizer else None
     places = [folder]
     if options.tokenizer in (None, "none"):  # another tokenizer has other end-of-text tokens
-        places.append(run_of(checkpoint))
+        places.append(checkpoint.run_folder)
     generation = generation_config(places, end_of_text, config.vocab_size)
     write_json(folder / GENERATION_FILE, generation)
     if document is not None:

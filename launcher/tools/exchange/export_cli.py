@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 
-import tyro
-
 from launcher.tools.exchange.choice import ExportOptions, check_options
 from launcher.util.errors import ExitCode, refusing
-from launcher.util.flags import fields_of, one_sentence
+from launcher.util.flags import fields_of, options_of
 from launcher.util.startup import loading
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
     """Export one checkpoint; 0 on success, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(ExportOptions, args=list(argv), prog="shardscale export")
+    options = options_of(ExportOptions, argv, "shardscale export")
     check_options(options, fields_of(argv))
     with loading():
         from launcher.tools.exchange.export import export

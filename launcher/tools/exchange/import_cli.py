@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from launcher.util.errors import ExitCode, refusing
-from launcher.util.flags import one_sentence
+from launcher.util.flags import options_of
 from launcher.util.hub_cache import model_folder
 from launcher.util.startup import loading
 
@@ -26,8 +26,7 @@ class ImportOptions:
 @refusing
 def main(argv: Sequence[str]) -> int:
     """Import one model; 0 on success, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(ImportOptions, args=list(argv), prog="shardscale import")
+    options = options_of(ImportOptions, argv, "shardscale import")
     with loading():
         from launcher.tools.exchange.import_ import import_model
 

@@ -37,7 +37,7 @@ def which_step(checkpoint: Checkpoint) -> str:
         return f"step {step}"
     description = f"step {step} of {of_all}"
     newest = CheckpointFolder(checkpoint.path.parent).latest()
-    recorded = _last_recorded(checkpoint.path.absolute().parents[1])
+    recorded = _last_recorded(checkpoint.run_folder)
     if newest is not None and newest.name > checkpoint.path.name:
         return f"{description}; a newer checkpoint exists, {newest.name}"
     if recorded > step:

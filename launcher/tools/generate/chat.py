@@ -8,7 +8,8 @@ from launcher.checkpoint.pretrained.loading import Source, Vocabulary
 from launcher.data.chat import ChatTemplate
 from launcher.model.foreign.decoder import ForeignDecoder
 from launcher.model.gpt import GPT
-from launcher.run.sampling import Sampling, token_sampler
+from launcher.run.sampling import token_sampler
+from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.generate.decoding import Completion, complete
 from launcher.util.errors import UserError
 
@@ -44,18 +45,14 @@ class Chat:
     model: GPT | ForeignDecoder
     known: Vocabulary
     template: ChatTemplate
-    sampling: Sampling
-    seed: int
-    max_tokens: int | None
-    stops: tuple[str, ...]
+    options: GenerateOptions
     context: int
-    system: str | None = None
     history: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ends = {*self.known.ends, *self.template.turn_ends()}
         self.known = replace(self.known, ends=ends)
-        self._choose = token_sampler(self.sampling, self.seed)
+        self._choose = token_sampler(self.options.sampling, self.options.seed)
 
     def answer(self, text: str, show: Callable[[str], None]) -> Completion:
         """Return the answer to a user's turn, passing its text to `show` as it comes.
@@ -75,9 +72,9 @@ class Chat:
             self.model,
             self.known,
             tokens,
-            most=min(self.max_tokens or DEFAULT_ANSWER, room),
+            most=min(self.options.max_tokens or DEFAULT_ANSWER, room),
             choose=self._choose,
-            stops=self.stops,
+            stops=self.options.stop,
             show=show,
         )
         self.history.append({"role": "assistant", "content": done.text})
@@ -85,15 +82,16 @@ class Chat:
 
     def _tokens(self) -> list[int]:
         """Return the prompt of the history, without its first turns where they do not fit."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        system = self.options.system
+        first = [] if system is None else [{"role": "system", "content": system}]
         while True:
-            text = self.template.prompt([*system, *self.history])
+            text = self.template.prompt([*first, *self.history])
             # The template writes all special tokens itself.
             tokens = [int(token) for token in self.known.encoder.encode([text])[0]]
             self.known.check(tokens)
             # Old turns make room for the answer, in at most half of the context. Without
             # --max-tokens the last turn is answered in what room it leaves.
-            most = self.max_tokens or (DEFAULT_ANSWER if len(self.history) > 2 else 1)
+            most = self.options.max_tokens or (DEFAULT_ANSWER if len(self.history) > 2 else 1)
             needed = len(tokens) + min(most, self.context // 2)
             if needed <= self.context:
                 return tokens

@@ -74,12 +74,8 @@ def converse(
         model=model,
         known=known,
         template=template,
-        sampling=options.sampling,
-        seed=options.seed,
-        max_tokens=options.max_tokens,
-        stops=options.stop,
+        options=options,
         context=source.config.context,
-        system=options.system,
     )
     run_chat(chat, options.prompt, write)
 

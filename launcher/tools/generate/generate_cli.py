@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 
-import tyro
-
 from launcher.tools.generate.choice import GenerateOptions
 from launcher.util.errors import ExitCode, refusing
-from launcher.util.flags import one_sentence
+from launcher.util.flags import options_of
 from launcher.util.startup import loading
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
     """Write the continuations; 0 on success, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(GenerateOptions, args=list(argv), prog="shardscale generate")
+    options = options_of(GenerateOptions, argv, "shardscale generate")
     with loading():
         from launcher.tools.generate.generate import generate
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from launcher.checkpoint import Checkpoint, CheckpointFolder
 from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.pretrained.companions import carry_in
+from launcher.checkpoint.pretrained.loading import Source
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json
 from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import in_words
@@ -31,8 +32,7 @@ def write_folder(
     tensors: Mapping[str, Tensor],
     masks: Mapping[str, Tensor],
     text_settings: Mapping[str, Any],
-    tokenizer: str | None,
-    beside: Path,
+    source: Source,
     report: Mapping[str, Any],
 ) -> None:
     """Write the run folder `out` atomically.
@@ -41,8 +41,7 @@ def write_folder(
         tensors: every parameter, fp32.
         masks: name of a projection -> bool, kept weights; empty for a smaller dense model.
         text_settings: fields of RunConfig that select the text.
-        tokenizer: a tokenizer.json, byte or hf:NAME; None without a tokenizer.
-        beside: folder of the tokenizer's companion files.
+        source: the model that was pruned, with its tokenizer and that one's companion files.
         report: content of pruning.json.
 
     Raises:
@@ -52,7 +51,7 @@ def write_folder(
         settings = {**text_settings, **in_words(config)}
         settings = {n: list(v) if isinstance(v, tuple) else v for n, v in settings.items()}
         extra: Extra = {"model": config, "pruned": report}
-        if tokenizer is not None:
+        if (tokenizer := source.tokenizer()) is not None:
             settings["tokenizer"] = tokenizer
             if Path(tokenizer).is_file():
                 shutil.copyfile(tokenizer, run / TOKENIZER_FILE)
@@ -61,7 +60,7 @@ def write_folder(
         extra["config"] = settings
         (run / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
         write_json(run / REPORT_FILE, report)
-        carry_in(beside, run)
+        carry_in(source.beside, run)
         _write_checkpoint(run, parameter_shapes(config), tensors, masks, extra)
 
 

@@ -3,18 +3,15 @@
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from launcher.checkpoint.extra import Base
-from launcher.checkpoint.pretrained.loading import build, chosen_device, open_source
+from launcher.checkpoint.pretrained.loading import Source, build, chosen_device, open_source
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.config.resolve import check_run_folder
 from launcher.config.schema import DataChoice
-from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.tools.prune import kinds
 from launcher.tools.prune.choice import PruneOptions, check_prunable
@@ -28,20 +25,6 @@ from launcher.util.flags import as_flags
 from launcher.util.sizes import MIB
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Opened:
-    """A model to prune, with its tokenizer and text."""
-
-    config: ModelConfig
-    model: GPT
-    base: Base
-    """Source of the weights, with their fingerprint."""
-    tokenizer: str | None
-    beside: Path
-    """Folder of its companion files."""
-    text: Text | None
-
-
 def prune(options: PruneOptions) -> None:
     """Write the run folder and print the result.
 
@@ -49,40 +32,42 @@ def prune(options: PruneOptions) -> None:
         UserError: no such model, not prunable as requested, or a folder that cannot be written.
     """
     check_run_folder(options.out)
-    opened = _open(options)
-    text, model = opened.text, opened.model
+    source, model, base, text = _open(options)
     before = None if text is None else text.perplexity(model)
     norms = None
     if options.method == "wanda":
         assert text is not None  # _open has refused it
         norms = text.input_norms(model, options.calibration_tokens)
     if options.structured:
-        masks, config = {}, narrower(opened.config, options)
+        masks, config = {}, narrower(source.config, options)
         model = prune_groups(model, norms, options)
     else:
         masks, config = (
             prune_in_place(model, norms, options),
-            dataclasses.replace(opened.config, masks=True),
+            dataclasses.replace(source.config, masks=True),
         )
     after = None if text is None else text.perplexity(model)
     tensors = dict(model.named_parameters())
-    found = kinds_of(opened.config, tensors, masked=bool(masks))
-    report = _report(options, opened, found, (before, after))
+    found = kinds_of(source.config, tensors, masked=bool(masks))
+    report = _report(options, base, text, found, (before, after))
     write_folder(
         options.out,
         config=config,
         tensors=tensors,
         masks=masks,
         text_settings={} if text is None else _settings(text),
-        tokenizer=opened.tokenizer,
-        beside=opened.beside,
+        source=source,
         report=report,
     )
     _print(options, text, found, (before, after))
 
 
-def _open(options: PruneOptions) -> Opened:
-    """Open the model; everything that can be refused is, before weights are read."""
+def _open(options: PruneOptions) -> tuple[Source, GPT, Base, Text | None]:
+    """Open the model; everything that can be refused is, before weights are read.
+
+    Returns:
+        Where it comes from, closed by then; the model; its weights' identity; its text.
+    """
     device = chosen_device(options.device)
     with open_stored(options.run) as stored:
         check_prunable(stored.config, options)
@@ -107,14 +92,7 @@ def _open(options: PruneOptions) -> Opened:
         text = None
         if choice is not None and tokenizer is not None:
             text = Text.open(choice, tokenizer, source.config)
-        return Opened(
-            config=source.config,
-            model=build(source, device=device, dtype=torch.float32),
-            base=base,
-            tokenizer=tokenizer,
-            beside=source.beside,
-            text=text,
-        )
+        return source, build(source, device=device, dtype=torch.float32), base, text
 
 
 def _settings(text: Text) -> dict[str, Any]:
@@ -124,18 +102,18 @@ def _settings(text: Text) -> dict[str, Any]:
 
 def _report(
     options: PruneOptions,
-    opened: Opened,
+    base: Base,
+    text: Text | None,
     found: Sequence[Kind],
     perplexities: tuple[float | None, float | None],
 ) -> dict[str, Any]:
     """Build the content of pruning.json, which the checkpoint holds too."""
-    text, wanda = opened.text, options.method == "wanda"
-    read = (
-        None if text is None or not wanda else text.calibration_tokens(options.calibration_tokens)
-    )
+    read = None
+    if text is not None and options.method == "wanda":
+        read = text.calibration_tokens(options.calibration_tokens)
     return {
-        "source": opened.base.path,
-        "fingerprint": opened.base.fingerprint,
+        "source": base.path,
+        "fingerprint": base.fingerprint,
         "pattern": options.pattern,
         "method": options.method,
         "sparsity": options.sparsity,

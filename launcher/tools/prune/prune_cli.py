@@ -2,19 +2,16 @@
 
 from collections.abc import Sequence
 
-import tyro
-
 from launcher.tools.prune.choice import PruneOptions
 from launcher.util.errors import ExitCode, refusing
-from launcher.util.flags import one_sentence
+from launcher.util.flags import options_of
 from launcher.util.startup import loading
 
 
 @refusing
 def main(argv: Sequence[str]) -> int:
     """Prune one model; 0 on success, 2 when refused."""
-    with one_sentence():
-        options = tyro.cli(PruneOptions, args=list(argv), prog="shardscale prune")
+    options = options_of(PruneOptions, argv, "shardscale prune")
     with loading():
         from launcher.tools.prune.prune import prune
 

@@ -114,22 +114,22 @@ def measure(case: Case) -> dict[str, Any]:
         peak = _peak_bytes(case, device)
         perplexity = _perplexity(engine, case)
     each = [one for found in rounds for one in found]
-    steps = [seconds for one in each for seconds in one.token_s]
+    steps = [seconds for token_s, _, _ in each for seconds in token_s[1:]]
     rates = [
-        len(found) * case.new_tokens / sum(one.prefill_s + sum(one.token_s) for one in found)
+        len(found) * case.new_tokens / sum(sum(token_s) for token_s, _, _ in found)
         for found in rounds
     ]
     return asdict(
         Measured(
             before_model_bytes=before,
             peak_bytes=peak,
-            prefill_s=statistics.median(one.prefill_s for one in each),
+            prefill_s=statistics.median(token_s[0] for token_s, _, _ in each),
             token_s=statistics.median(steps),
             token_p90_s=float(np.quantile(steps, 0.9)),
-            cpu_s=statistics.median(one.cpu_s for one in each) / case.new_tokens,
+            cpu_s=statistics.median(cpu_s for _, cpu_s, _ in each) / case.new_tokens,
             tokens_per_s=statistics.median(rates),
             perplexity=perplexity,
-            tokens=[one.tokens for one in rounds[0]],
+            tokens=[tokens for _, _, tokens in rounds[0]],
         )
     )
 
@@ -145,17 +145,14 @@ def _engine(case: Case, device: torch.device) -> InferenceEngine:
     return make(config, case.weights, graph)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Continued:
-    prefill_s: float
-    token_s: list[float]
-    cpu_s: float
-    """CPU time of prefill and all tokens."""
-    tokens: list[int]
+def _continued(
+    engine: InferenceEngine, prompt: list[int], count: int, capacity: int
+) -> tuple[list[float], float, list[int]]:
+    """Decode `count` tokens after a prompt; `int()` waits for the GPU within each token's time.
 
-
-def _continued(engine: InferenceEngine, prompt: list[int], count: int, capacity: int) -> _Continued:
-    """Decode `count` tokens after a prompt; `int()` waits for the GPU within each token's time."""
+    Returns:
+        Seconds of each token, the first with the prefill; CPU seconds of all; the tokens.
+    """
     ids, seconds, found = torch.tensor(prompt), [], []
     extend, cpu_s = engine.begin(capacity), time.process_time()
     for _ in range(count):
@@ -164,8 +161,7 @@ def _continued(engine: InferenceEngine, prompt: list[int], count: int, capacity:
         seconds.append(time.perf_counter() - started)
         found.append(token)
         ids = torch.tensor([token])
-    cpu_s = time.process_time() - cpu_s
-    return _Continued(prefill_s=seconds[0], token_s=seconds[1:], cpu_s=cpu_s, tokens=found)
+    return seconds, time.process_time() - cpu_s, found
 
 
 def _perplexity(engine: InferenceEngine, case: Case) -> float:

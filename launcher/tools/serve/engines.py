@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.decode import Cache
 from launcher.model.gpt import GPT
 from launcher.tools.serve import tensorrt as tensorrt_engine
-from launcher.tools.serve.graph import CachedDecoder, LayerCache, write_graph
+from launcher.tools.serve.graph import CachedDecoder, empty_cache, write_graph
 from launcher.tools.serve.runtime import GraphSession, onnx_session
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
@@ -77,17 +78,8 @@ def tensorrt(config: ModelConfig, weights: str, graph: Path) -> InferenceEngine:
 def _of_session(
     session: GraphSession, config: ModelConfig, dtype: torch.dtype, device: str
 ) -> InferenceEngine:
-    shape = (1, config.kv_head_count, 0, config.head_size)
-
-    def empty() -> list[LayerCache]:
-        # Distinct tensors: torch.compile specialises on aliased inputs.
-        return [
-            (
-                torch.zeros(shape, dtype=dtype, device=device),
-                torch.zeros(shape, dtype=dtype, device=device),
-            )
-            for _ in range(config.layers)
-        ]
+    # Distinct tensors: torch.compile specialises on aliased inputs.
+    empty = partial(empty_cache, config, 1, 0, dtype, torch.device(device))
 
     def begin(capacity: int) -> Callable[[Tensor], Tensor]:
         past = empty()

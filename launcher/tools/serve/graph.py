@@ -141,13 +141,19 @@ def output_names(config: ModelConfig, *, cache: bool) -> list[str]:
 
 
 def empty_past(model: GPT, batch: int, length: int = 0) -> list[LayerCache]:
+    """Make a model's cache of `length` zero tokens."""
+    return empty_cache(model.config, batch, length, model.dtype, model.device)
+
+
+def empty_cache(
+    config: ModelConfig, batch: int, length: int, dtype: torch.dtype, device: torch.device
+) -> list[LayerCache]:
     """Make a cache of `length` zero tokens.
 
     Every tensor is distinct, because the exporter traces an aliased tensor as one input.
     """
-    config = model.config
     shape = (batch, config.kv_head_count, length, config.head_size)
-    new = partial(torch.zeros, shape, dtype=model.dtype, device=model.device)
+    new = partial(torch.zeros, shape, dtype=dtype, device=device)
     return [(new(), new()) for _ in range(config.layers)]
 
 

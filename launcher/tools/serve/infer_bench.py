@@ -26,7 +26,7 @@ from launcher.tools.serve import tensorrt as tensorrt_engine
 from launcher.tools.serve.case import Case, Measured
 from launcher.tools.serve.choice import InferBenchOptions
 from launcher.tools.serve.export import missing_packages
-from launcher.tools.serve.text import BenchInputs, BenchRun, open_run, text_of
+from launcher.tools.serve.text import BenchRun, open_run, text_of
 from launcher.util.errors import UserError
 from launcher.util.packages import version_of
 from launcher.util.processes import for_children
@@ -54,14 +54,8 @@ def infer_bench(options: InferBenchOptions) -> None:
                 f"{options.new_tokens} are {wanted} tokens, more than its context of "
                 f"{run.model.context}: give fewer"
             )
-    bench = text_of(
-        runs,
-        prompts=options.prompts,
-        prompt_tokens=options.prompt_tokens,
-        sequences=options.sequences,
-        seed=options.seed,
-    )
-    found = _measured(options, runs, bench, device_type)
+    prompts, sequences = text_of(runs, options)
+    found = _measured(options, runs, prompts, sequences, device_type)
     with new_folder(out) as folder:
         (folder / RESULT_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         (folder / "inference.md").write_text(markdown_text(found), encoding="utf-8")
@@ -70,7 +64,11 @@ def infer_bench(options: InferBenchOptions) -> None:
 
 
 def _measured(
-    options: InferBenchOptions, runs: Sequence[BenchRun], bench: BenchInputs, device_type: str
+    options: InferBenchOptions,
+    runs: Sequence[BenchRun],
+    prompts: list[list[int]],
+    sequences: Mapping[str, np.ndarray],
+    device_type: str,
 ) -> dict[str, Any]:
     """Measure all cases; returns the content of inference.json."""
     names = _names([run.path for run in runs])
@@ -78,7 +76,7 @@ def _measured(
     nothing: dict[str, Any] = dict.fromkeys((*(f.name for f in fields(Measured)), "reason"))
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "text.npz")
-        np.savez(text, tokens=bench.tokens, targets=bench.targets)
+        np.savez(text, tokens=sequences["tokens"], targets=sequences["targets"])
         common = Case(
             run="",
             engine="",
@@ -87,7 +85,7 @@ def _measured(
             prepares=False,
             device=device_type,
             threads=torch.get_num_threads(),
-            prompts=bench.prompts,
+            prompts=prompts,
             new_tokens=options.new_tokens,
             repeats=options.repeats,
             text=str(text),
@@ -105,7 +103,7 @@ def _measured(
             name: getattr(options, name)
             for name in ("prompts", "prompt_tokens", "new_tokens", "repeats", "seed")
         }
-        | {"sequences": len(bench.tokens)},  # the split may hold fewer than requested
+        | {"sequences": len(sequences["tokens"])},  # the split may hold fewer than requested
         "parameters": {names[run.path]: run.model.parameter_count for run in runs},
         "rows": [row | _beside(row, rows) for row in rows],  # the reference may come last
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +23,9 @@ MOST_BATCH = 8
 """Largest batch of an engine."""
 
 
-class Shapes(NamedTuple):
-    """Shapes of an input: minimum, the one that kernels are tuned for, maximum."""
-
-    min: tuple[int, ...]
-    opt: tuple[int, ...]
-    max: tuple[int, ...]
-
-
-Profile = Mapping[str, Shapes]
-"""Input name -> shapes."""
+_KINDS = ("min", "opt", "max")
+Profile = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Input name -> shapes of `_KINDS`: minimum, the one that kernels are tuned for, maximum."""
 
 
 def missing() -> list[str]:
@@ -49,28 +42,24 @@ def profile(config: ModelConfig, *, cache: bool) -> Profile:
     """
     context = config.context
     if not cache:
-        return {"input_ids": Shapes((1, 1), (1, context), (MOST_BATCH, context))}
+        return {"input_ids": ((1, 1), (1, context), (MOST_BATCH, context))}
     half = context // 2
-    lengths = Shapes((1, 1), (1, 1), (MOST_BATCH, context))
+    lengths = (1, 1), (1, 1), (MOST_BATCH, context)
     shapes = {
         "input_ids": lengths,
-        "attention_mask": Shapes((1, 1), (1, half + 1), (MOST_BATCH, 2 * context)),
+        "attention_mask": ((1, 1), (1, half + 1), (MOST_BATCH, 2 * context)),
         "position_ids": lengths,
     }
     heads, width = config.kv_head_count, config.head_size
-    held = Shapes(
-        (1, heads, 0, width), (1, heads, half, width), (MOST_BATCH, heads, context, width)
-    )
+    held = (1, heads, 0, width), (1, heads, half, width), (MOST_BATCH, heads, context, width)
     return shapes | dict.fromkeys(past_names(config, "past_key_values"), held)
 
 
 def trtexec(shapes: Profile, graph: str, engine: str) -> str:
     """Return the command line that builds the same engine elsewhere."""
     words = ["trtexec", f"--onnx={graph}", f"--saveEngine={engine}", "--stronglyTyped", "--noTF32"]
-    for kind in Shapes._fields:
-        listed = (
-            f"{name}:{'x'.join(map(str, getattr(each, kind)))}" for name, each in shapes.items()
-        )
+    for number, kind in enumerate(_KINDS):
+        listed = (f"{name}:{'x'.join(map(str, each[number]))}" for name, each in shapes.items())
         words.append(f"--{kind}Shapes={','.join(listed)}")
     return " ".join(words)
 

@@ -14,20 +14,10 @@ from launcher.config.rules import default_seq_len
 from launcher.config.schema import DataChoice
 from launcher.data import EvaluationBatches, open_corpus, saved_data_choice
 from launcher.model.config import ModelConfig
+from launcher.tools.serve.choice import InferBenchOptions
 from launcher.util.errors import UserError, naming
 
 _SHORTEST_SEQUENCE = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchInputs:
-    """Inputs of the benchmark, the same for all runs."""
-
-    prompts: list[list[int]]
-    tokens: np.ndarray
-    """int64 [n, T]: sequences from the start of the validation split."""
-    targets: np.ndarray
-    """int64 [n, T]; -100 is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +41,7 @@ def open_run(run: Path) -> BenchRun:
     Raises:
         UserError: no checkpoint, or one that does not record its tokenizer and text.
     """
-    try:
-        checkpoint = Checkpoint.open(candidates(run)[0])
-    except UserError as error:
-        raise UserError(str(error).removeprefix("--resume ")) from None
+    checkpoint = Checkpoint.open(candidates(run)[0])
     model, saved = saved_model(checkpoint.extra), checkpoint.extra.get("config", {})
     tokenizer = choose_tokenizer(checkpoint, None)
     if tokenizer is None or model is None:
@@ -71,15 +58,19 @@ def open_run(run: Path) -> BenchRun:
 
 
 def text_of(
-    runs: Sequence[BenchRun], *, prompts: int, prompt_tokens: int, sequences: int, seed: int
-) -> BenchInputs:
+    runs: Sequence[BenchRun], options: InferBenchOptions
+) -> tuple[list[list[int]], dict[str, np.ndarray]]:
     """Choose prompts and evaluation sequences, as long as the shortest of the runs' own.
+
+    Returns:
+        The prompts, and the sequences from the start of the validation split as int64 [n, T]:
+        `tokens`, and `targets` where -100 is ignored.
 
     Raises:
         UserError: a run's text is missing or too short, or two runs have different tokenized texts.
     """
     seq_len = max(_SHORTEST_SEQUENCE, min(run.seq_len for run in runs))
-    splits, fingerprints = [], []
+    corpora = []
     for run in runs:
         with naming(f"{run.path}:"):
             corpus = open_corpus(
@@ -88,28 +79,24 @@ def text_of(
                 vocab_size=run.model.vocab_size,
                 seq_len=seq_len,
             )
-        splits.append(corpus.validation)
-        fingerprints.append(corpus.fingerprint)
-    for run, fingerprint in zip(runs, fingerprints, strict=True):
-        if fingerprint != fingerprints[0]:
+        corpora.append(corpus)
+    for run, corpus in zip(runs, corpora, strict=True):
+        if corpus.fingerprint != corpora[0].fingerprint:
             raise UserError(
                 f"{run.path} has another text or tokenizer than {runs[0].path}, so they cannot be "
                 "compared: run infer-bench on each alone"
             )
-    split = splits[0]
+    split, prompt_tokens = corpora[0].validation, options.prompt_tokens
     room = len(split.tokens) - prompt_tokens
     if room < 1:
         raise UserError(
             f"--prompt-tokens {prompt_tokens}: the validation split has only {len(split.tokens)} "
             "tokens: give fewer"
         )
-    firsts = np.random.default_rng(seed).integers(0, room, size=prompts)
+    firsts = np.random.default_rng(options.seed).integers(0, room, size=options.prompts)
     read = EvaluationBatches(
-        split, seq_len=seq_len, batch=1, rank=0, world_size=1, sequences=sequences
+        split, seq_len=seq_len, batch=1, rank=0, world_size=1, sequences=options.sequences
     )
-    arrays = list(zip(*((batch[0][0], batch[1][0]) for batch in read), strict=True))
-    return BenchInputs(
-        prompts=[split.tokens[first : first + prompt_tokens].tolist() for first in firsts],
-        tokens=np.stack(arrays[0]),
-        targets=np.stack(arrays[1]),
-    )
+    tokens, targets = zip(*((batch[0][0], batch[1][0]) for batch in read), strict=True)
+    chosen = [split.tokens[first : first + prompt_tokens].tolist() for first in firsts]
+    return chosen, {"tokens": np.stack(tokens), "targets": np.stack(targets)}

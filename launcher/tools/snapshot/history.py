@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from launcher.tools.snapshot.places import EARLIER, PHASES, Origin, Origins
+from launcher.tools.snapshot.places import EARLIER, PHASES, Origin, origin_of
 from launcher.tools.snapshot.read import Entry
 
 MOST_POINTS: Final = 1500
@@ -39,21 +39,6 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fragmentation:
-    """Segments of the device at the end of the recording."""
-
-    segments: int
-    reserved_bytes: int
-    allocated_bytes: int
-    free_bytes: int
-    """In blocks that nothing uses."""
-    largest_free_bytes: int
-    """The largest allocation that needs no further segment."""
-    stuck_bytes: int
-    """Free bytes in segments that something else in use keeps from being given back."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceHistory:
     """One device of a snapshot."""
 
@@ -66,7 +51,8 @@ class DeviceHistory:
     """Allocations alive at the peak, largest first."""
     over_time: Sequence[Held]
     """All allocations of the recording, those first that occupied most for longest."""
-    fragmentation: Fragmentation
+    fragmentation: Mapping[str, int]
+    """Segments of the device at the end of the recording, as `_fragmentation` counts them."""
     out_of_memory: Sequence[int]
     """Bytes that were asked for in vain."""
 
@@ -78,14 +64,13 @@ def device_histories(snapshot: Mapping[str, Any]) -> list[DeviceHistory]:
     for segment in snapshot["segments"]:
         segments[int(segment.get("device", 0))].append(segment)
     devices = sorted({n for n, trace in enumerate(traces) if trace} | set(segments))
-    return [
-        _history(n, traces[n] if n < len(traces) else [], segments[n], Origins()) for n in devices
-    ]
+    return [_history(n, traces[n] if n < len(traces) else [], segments[n]) for n in devices]
 
 
 def _history(
-    device: int, trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]], origins: Origins
+    device: int, trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]]
 ) -> DeviceHistory:
+    known: dict[int, Origin] = {}
     earlier = _earlier(trace, segments)
     timeline = _Timeline(earlier, _reserved_before(trace, segments), len(trace))
     over_time: dict[Origin, Held] = {}
@@ -95,15 +80,15 @@ def _history(
         elif made is None:
             timeline.change(number, EARLIER, -int(entry["size"]))
         elif entry is made:
-            timeline.change(number, origins.of(made), int(made["size"]))
+            timeline.change(number, origin_of(made, known), int(made["size"]))
         else:
-            origin, size_bytes = origins.of(made), int(made["size"])
+            origin, size_bytes = origin_of(made, known), int(made["size"])
             timeline.change(number, origin, -size_bytes)
             _add(over_time, origin, size_bytes, number - first)
     peak = timeline.peak
-    at_peak = _alive(trace, peak.event, earlier, origins)
+    at_peak = _alive(trace, peak.event, earlier, known)
     for _, made, first in _open(trace, len(trace)):
-        _add(over_time, origins.of(made), int(made["size"]), len(trace) - first)
+        _add(over_time, origin_of(made, known), int(made["size"]), len(trace) - first)
     return DeviceHistory(
         device=device,
         events=len(trace),
@@ -172,12 +157,12 @@ def _alive(
     trace: Sequence[Entry],
     event: int,
     earlier: Mapping[int, tuple[int, int | None]],
-    origins: Origins,
+    known: dict[int, Origin],
 ) -> dict[Origin, Held]:
     """Return what is alive after an event, by origin."""
     found: dict[Origin, Held] = {}
     for _, made, _ in _open(trace, event + 1):
-        _add(found, origins.of(made), int(made["size"]), 0)
+        _add(found, origin_of(made, known), int(made["size"]), 0)
     for size_bytes, freed in earlier.values():
         if freed is None or freed > event:
             _add(found, EARLIER, size_bytes, 0)
@@ -245,7 +230,7 @@ class _Timeline:
         )
 
 
-def _fragmentation(segments: Sequence[Mapping[str, Any]]) -> Fragmentation:
+def _fragmentation(segments: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     free: list[int] = []
     stuck_bytes = 0
     for segment in segments:
@@ -254,11 +239,11 @@ def _fragmentation(segments: Sequence[Mapping[str, Any]]) -> Fragmentation:
         if len(unused) < len(segment["blocks"]):
             stuck_bytes += sum(unused)
     reserved_bytes = sum(segment["total_size"] for segment in segments)
-    return Fragmentation(
-        segments=len(segments),
-        reserved_bytes=reserved_bytes,
-        allocated_bytes=reserved_bytes - sum(free),
-        free_bytes=sum(free),
-        largest_free_bytes=max(free, default=0),
-        stuck_bytes=stuck_bytes,
-    )
+    return {
+        "segments": len(segments),
+        "reserved_bytes": reserved_bytes,
+        "allocated_bytes": reserved_bytes - sum(free),
+        "free_bytes": sum(free),  # in blocks that nothing uses
+        "largest_free_bytes": max(free, default=0),  # that much needs no further segment
+        "stuck_bytes": stuck_bytes,  # in segments that something in use keeps from being given back
+    }

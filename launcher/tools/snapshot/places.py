@@ -35,22 +35,21 @@ UNKNOWN: Final = Origin(OTHER, "", "")
 EARLIER: Final = Origin(BEFORE, "", "")
 
 
-class Origins:
-    """Origins of stacks; a snapshot shares one list of frames among many allocations."""
+def origin_of(entry: Mapping[str, Any], known: dict[int, Origin]) -> Origin:
+    """Return the origin of an event or block.
 
-    def __init__(self) -> None:
-        self._known: dict[int, Origin] = {}
-
-    def of(self, entry: Mapping[str, Any]) -> Origin:
-        """Return the origin of an event or block."""
-        frames = entry.get("frames")
-        named = entry.get("user_metadata")
-        if not isinstance(frames, list) or not frames:
-            return Origin(OTHER, str(named), "") if named else UNKNOWN
-        origin = self._known.get(id(frames))
-        if origin is None:
-            origin = self._known[id(frames)] = _origin(frames)
-        return Origin(origin.phase, str(named), origin.line) if named else origin
+    Args:
+        known: origins by stack, added to: a snapshot shares one list of frames among many
+            allocations.
+    """
+    frames = entry.get("frames")
+    named = entry.get("user_metadata")
+    if not isinstance(frames, list) or not frames:
+        return Origin(OTHER, str(named), "") if named else UNKNOWN
+    origin = known.get(id(frames))
+    if origin is None:
+        origin = known[id(frames)] = _origin(frames)
+    return Origin(origin.phase, str(named), origin.line) if named else origin
 
 
 def _origin(frames: Sequence[Mapping[str, Any]]) -> Origin:

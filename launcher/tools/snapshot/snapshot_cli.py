@@ -1,7 +1,6 @@
 """`shardscale snapshot`: show what a memory snapshot of torch holds."""
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,9 +89,10 @@ def _print(history: DeviceHistory) -> None:
     ]
     print_table(_COLUMNS, rows, otherwise="--page FILE.html has them all")
     print(
-        f"at the end {gib(end.reserved_bytes)} reserved in {end.segments:,} segments, "
-        f"{gib(end.free_bytes)} of it free: largest free block {gib(end.largest_free_bytes)}, "
-        f"{gib(end.stuck_bytes)} in segments that tensors in use hold"
+        f"at the end {gib(end['reserved_bytes'])} reserved in {end['segments']:,} segments, "
+        f"{gib(end['free_bytes'])} of it free: largest free block "
+        f"{gib(end['largest_free_bytes'])}, {gib(end['stuck_bytes'])} in segments that "
+        "tensors in use hold"
     )
 
 
@@ -106,7 +106,6 @@ def _as_record(file: Path, found: Sequence[DeviceHistory]) -> dict[str, Any]:
 
 
 def _device_record(history: DeviceHistory) -> dict[str, Any]:
-    end = history.fragmentation
     return {
         "device": history.device,
         "events": history.events,
@@ -114,7 +113,7 @@ def _device_record(history: DeviceHistory) -> dict[str, Any]:
         "peak_event": history.peak.event,
         "peak_reserved_bytes": history.peak_reserved_bytes,
         "out_of_memory_bytes": list(history.out_of_memory),
-        "fragmentation": dataclasses.asdict(end),
+        "fragmentation": history.fragmentation,
         "timeline": {
             "event": [point.event for point in history.points],
             "reserved_bytes": [point.reserved_bytes for point in history.points],

@@ -16,6 +16,7 @@ from launcher.compare.report import report_cli as report
 from launcher.model.config import ModelConfig
 from launcher.model.decode import continuation
 from launcher.tools.serve import infer_bench, infer_bench_cli
+from launcher.tools.serve.choice import InferBenchOptions
 from launcher.tools.serve.text import open_run, text_of
 
 QUICK = ["--prompt-tokens", "6", "--new-tokens", "5", "--prompts", "2", "--repeats", "2"]
@@ -82,16 +83,17 @@ def test_runs_and_engines_stand_in_one_table(
 
     # The figures are those of the model: by hand, from the same text.
     dense = open_run(runs / "dense")
-    bench = text_of([dense], prompts=2, prompt_tokens=6, sequences=3, seed=0)
+    options = InferBenchOptions(runs=(dense.path,), prompts=2, prompt_tokens=6, sequences=3, seed=0)
+    prompts, text = text_of([dense], options)
     with open_source(runs / "dense") as source:
         model = build(source, device=torch.device("cpu"), dtype=torch.float32)
     expected = [
         list(continuation(model, prompt, lambda logits: int(logits.argmax()), most=5))
-        for prompt in bench.prompts
+        for prompt in prompts
     ]
     assert rows["dense", "pytorch", "fp32"]["tokens"] == expected
-    logits = model(torch.from_numpy(bench.tokens)).flatten(0, 1)
-    loss = F.cross_entropy(logits, torch.from_numpy(bench.targets).flatten())
+    logits = model(torch.from_numpy(text["tokens"])).flatten(0, 1)
+    loss = F.cross_entropy(logits, torch.from_numpy(text["targets"]).flatten())
     by_hand = math.exp(float(loss))
     assert rows["dense", "pytorch", "fp32"]["perplexity"] == pytest.approx(by_hand, rel=1e-5)
 

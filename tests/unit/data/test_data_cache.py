@@ -31,10 +31,10 @@ print(corpus.fingerprint, "tokenizers" in sys.modules, int(corpus.train.tokens.s
 STUCK = """
 import sys, time
 from pathlib import Path
-from launcher.data.cache import Progress, build_once
+from launcher.data.cache import build_once
 def build(folder, report):
     (folder / "half").write_text("half")
-    report(Progress("tokenizing", 4_000_000, 8_000_000))
+    report("tokenizing", 4_000_000, 8_000_000)
     print("building", flush=True)
     time.sleep(600)
 build_once(Path(sys.argv[1]), is_complete=lambda path: False, build=build, show_progress=False)

@@ -266,7 +266,7 @@ def test_the_bpe_sample_is_bounded_and_spread_over_the_text(tmp_path: Path) -> N
     path.write_text("".join(f'{{"text": "document {n:05}"}}\n' for n in range(5000)))
     documents = map(Document, cut_documents(find_source(DataChoice(data=str(path))).texts()))
     in_splits = (((split_of(n),), document) for n, document in enumerate(documents))
-    count, text_bytes, sample = take_survey(in_splits, 7000, lambda progress: None)
+    count, text_bytes, sample = take_survey(in_splits, 7000, lambda *_: None)
     assert count == 5000
     assert text_bytes == 5000 * 14
     assert 2000 < sum(map(len, sample)) <= 7000

@@ -74,7 +74,8 @@ def test_reads_a_gpu(tmp_path: Path) -> None:
     found = run_jobs(build_stub(tmp_path / "lib"), tmp_path, jobs)["gpu"]
     assert found["uuid"] == A
     assert found["memory"] == [[1024 * MIB, 80 * 2**30]]
-    assert found["utilization_percent"] == [97.0, 40.0]
+    assert found["gpu_utilization_percent"] == 97.0
+    assert found["memory_utilization_percent"] == 40.0
     assert found["power_w"] == 350.0
     assert found["energy_j"] == 5000.0
     assert found["temperature_c"] == 61.0
@@ -126,7 +127,7 @@ def test_mig_instances(tmp_path: Path) -> None:
         assert found[name]["uuid"] == MIG
         assert found[name]["memory"] == [[10, 1000]]
     # The board's power is not an instance's.
-    assert found["named"]["power_w"] == "NOT_SUPPORTED"
+    assert found["named"]["power"] == "NOT_SUPPORTED"
     assert found["hidden"]["uuid"] == "MIG-other"
     assert found["all"]["gpus"] == [MIG, "MIG-other"]
 

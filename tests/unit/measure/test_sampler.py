@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from nvml_stub.stub import HEALTHY, HERE, MIB, UUIDS, build_stub, environment, run_jobs, script
 
-from launcher.measure.gpu_readings import EnergyReading
 from launcher.measure.nvml import ERRORS
 from launcher.measure.records import GpuRecord, RankSummary
 from launcher.measure.sampler import Grid, Sampler, mean_power_w
@@ -71,8 +70,8 @@ def test_a_tick_on_its_deadline_is_due() -> None:
 
 
 def test_joules_need_two_readings() -> None:
-    first = EnergyReading(t_s=1.0, energy_j=0.0)
-    last = EnergyReading(t_s=3.0, energy_j=700.0)
+    first = (1.0, 0.0)
+    last = (3.0, 700.0)
     assert mean_power_w(first, last) == 350.0
     assert mean_power_w(None, last) is None
     assert mean_power_w(last, last) is None

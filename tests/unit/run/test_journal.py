@@ -20,7 +20,7 @@ import yaml
 from launcher.config.schema import RunConfig
 from launcher.measure import PHASES
 from launcher.measure.loggers import Loggers
-from launcher.measure.phases import PhaseClock, PhaseTimes, StepTimes
+from launcher.measure.phases import PhaseClock, StepTimes
 from launcher.measure.records import SCHEMA_VERSION, EvalRecord, Status, Summary
 from launcher.parallel.world import World
 from launcher.run import record_file
@@ -483,7 +483,7 @@ def test_times_of_steps_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("launcher.measure.phases.LATEST_STEPS", 4)
     times = StepTimes()
     for step in range(1, 11):
-        times.add(PhaseTimes(data_s=1, forward_s=2, backward_s=3, step_s=4, duration_s=step))
+        times.add({"data_s": 1, "forward_s": 2, "backward_s": 3, "step_s": 4, "duration_s": step})
     assert (times.count, times.steady) == (10, 8)
     assert times.first_s is not None
     assert (times.first_s["step_s"], times.first_s["duration_s"]) == (4, 1)

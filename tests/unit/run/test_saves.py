@@ -38,8 +38,8 @@ def save(folder: Path, run: Prepared, engine: Engine, step: int) -> Path:
 
 def saves_of(run: Prepared, world: World, folder: Path) -> Saves:
     memory: Any = SimpleNamespace(apart=lambda *_: contextlib.nullcontext())
-    beside = {"journal": Mock(), "console": Mock(), "agreement": Mock(), "memory": memory}
-    return Saves(run.resolved, run.corpus, world, folder, skipped=SkippedSteps(), **beside)
+    journal = Mock(skipped=SkippedSteps())
+    return Saves(run, world, folder, journal=journal, memory=memory)
 
 
 @pytest.fixture

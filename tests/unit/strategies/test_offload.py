@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -24,8 +25,8 @@ from launcher.strategies.offload_sizes import (
     offload_sizes,
 )
 from launcher.strategies.parameters import parameters_of
-from launcher.strategies.zero import nvme_build
-from launcher.strategies.zero.nvme_folder import SwapFolder, check_folder, remove_abandoned
+from launcher.strategies.zero import nvme_build, nvme_folder
+from launcher.strategies.zero.nvme_folder import check_folder, remove_abandoned, swap_folder
 from launcher.util.errors import UserError
 
 GIB = 2**30
@@ -180,15 +181,19 @@ def test_a_job_is_limited_by_the_control_groups_that_it_is_in(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from launcher.strategies.zero.nvme_folder import SwapFolder
-print(SwapFolder(Path(sys.argv[1])).path, flush=True)
+from launcher.strategies.zero.nvme_folder import swap_folder
+print(swap_folder(Path(sys.argv[1])), flush=True)
 time.sleep(600)
 """
 
 
-def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    mine = SwapFolder(tmp_path)
-    (mine.path / "state.swp").write_bytes(b"in use")
+def test_only_what_a_killed_process_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_acts: list[Callable[[], None]] = []
+    monkeypatch.setattr(nvme_folder, "before_leaving", last_acts.append)
+    mine = swap_folder(tmp_path)
+    (mine / "state.swp").write_bytes(b"in use")
     (tmp_path / "shardscale-swap-without-owner").mkdir()
     (tmp_path / "shardscale-swap-elsewhere").mkdir()
     elsewhere = tmp_path / "shardscale-swap-elsewhere" / "owner.json"
@@ -206,8 +211,8 @@ def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     before = set(tmp_path.iterdir())
     assert remove_abandoned(tmp_path) == [theirs]
     assert set(tmp_path.iterdir()) == before - {theirs}
-    mine.remove()
-    assert not mine.path.exists()
+    last_acts[0]()
+    assert not mine.exists()
 
 
 def test_a_folder_that_cannot_hold_swap_files(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from launcher.data.chat import ChatTemplate
 from launcher.data.tokenizer import ByteEncoder, Encoder, load_encoder, train_bpe
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
-from launcher.run.sampling import Sampling
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export_cli, import_cli
@@ -298,12 +297,8 @@ def chat_of(chat_run: Path, *, max_tokens: int | None) -> Chat:
         model=model,
         known=known,
         template=template,
-        sampling=Sampling(),
-        seed=0,
-        max_tokens=max_tokens,
-        stops=(),
+        options=GenerateOptions(source=chat_run, max_tokens=max_tokens, chat=True, system="is it?"),
         context=SHAPE["context"] * 2,
-        system="is it?",
     )
 
 

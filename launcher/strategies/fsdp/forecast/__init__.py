@@ -2,19 +2,13 @@
 
 import math
 
-from launcher.forecast.buffers import Buffers
-from launcher.forecast.timeline import Timeline
 from launcher.forecast.traffic import Hooks, Traffic, Transfer, Wire
 from launcher.strategies.fsdp.forecast.buffers import FsdpBuffers
 from launcher.strategies.fsdp.grouping import ROOT, block_groups, reshards
 from launcher.strategies.fsdp.placement import sharded_dimension
 from launcher.strategies.parameters import parameter_shapes
-from launcher.strategies.rank import Rank
 
-
-def buffers(rank: Rank, timeline: Timeline) -> Buffers:
-    """Shards, and whole groups while they compute."""
-    return FsdpBuffers(rank, timeline)
+buffers = FsdpBuffers
 
 
 def traffic(wire: Wire) -> Traffic:

@@ -63,11 +63,6 @@ class FlatGroups:
                     self.first[p.name] = max(0, rank.rank * partition - start)
                 start = end
 
-    @property
-    def padded(self) -> int:
-        """Elements of all groups."""
-        return self.ranks * sum(self.partitions)
-
 
 class ZeroBuffers(Buffers):
     """Common to all stages from 1 on: the optimizer goes over flat pieces, one by one, with

@@ -23,9 +23,7 @@ class Absent(type):
     decorator and annotation."""
 
     def __getattr__(cls, name: str) -> "Absent":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Absent(name, (), {})
+        return _attribute(name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> "Absent":
         return Absent("result", (), {})
@@ -40,6 +38,12 @@ class Absent(type):
         return iter(())
 
 
+def _attribute(name: str) -> Absent:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Absent(name, (), {})
+
+
 class DType:
     """A torch data type."""
 
@@ -48,13 +52,6 @@ class DType:
 
     def __repr__(self) -> str:
         return f"torch.{self.name}"
-
-
-class _Package(types.ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Absent(name, (), {})
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -68,15 +65,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = _Package(spec.name)
-        if spec.name == "torch":
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Fill a placeholder: it has no code."""
+        vars(module)["__getattr__"] = _attribute
+        if module.__name__ == "torch":
             vars(module).update({name: DType(name, size) for name, size in _ITEM_BYTES.items()})
             vars(module).update(dtype=DType, __version__="absent")
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: a placeholder has no code."""
 
 
 def stand_in(packages: Iterable[str]) -> None:
