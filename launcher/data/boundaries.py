@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
@@ -69,6 +69,32 @@ class Cuts:
             first[start] + common_length(ids[first[start] :], part)
             for start, part in zip(self.starts, before, strict=True)
         ]
+
+
+def encode_learned(
+    encoder: Encoder, documents: Sequence[Document]
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Yield each document's token ids, and which of them are learned (bool; None: all)."""
+    special = special_tokens(encoder)
+    cuts = [Cuts.of(document, special) for document in documents]
+    texts = [
+        text
+        for document, cut in zip(documents, cuts, strict=True)
+        for text in (document.text, *cut.texts(document.text))
+    ]
+    encoded = map(np.asarray, encoder.encode(texts))
+    for document, cut in zip(documents, cuts, strict=True):
+        ids = next(encoded).astype(np.int64)
+        places = cut.token_places(ids, encoded)
+        if places is None:
+            prefixes = encoder.encode([document.text[:place] for place in cut.places])
+            places = [common_length(ids, np.asarray(prefix)) for prefix in prefixes]
+        learned = None if document.learned is None else np.zeros(len(ids), bool)
+        if learned is not None:
+            # begins and ends of spans alternate
+            for begin, end in zip(places[::2], places[1::2], strict=True):
+                learned[begin:end] = True
+        yield ids, learned
 
 
 def special_tokens(encoder: Encoder) -> re.Pattern[str] | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from launcher.data.boundaries import Cuts, common_length, special_tokens
 from launcher.data.cache import Report
 from launcher.data.conversations import example_reader
 from launcher.data.files import (
@@ -211,33 +210,24 @@ def encode(
     encoder: Encoder, documents: Sequence[Document]
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield each document's token ids, and which of them are learned (bool; None: all)."""
-    special = special_tokens(encoder)
-    cuts = [Cuts.of(document, special) for document in documents]
-    texts = [
-        text
-        for document, cut in zip(documents, cuts, strict=True)
-        for text in (document.text, *cut.texts(document.text))
-    ]
-    encoded = map(np.asarray, encoder.encode(texts))
+    if any(document.learned is not None for document in documents):
+        from launcher.data.boundaries import encode_learned  # which plain texts do without
+
+        encoded = encode_learned(encoder, documents)
+    else:
+        texts = [document.text for document in documents]
+        encoded = ((np.asarray(ids, np.int64), None) for ids in encoder.encode(texts))
     first = np.asarray(first_tokens(encoder), np.int64)
-    for document, cut in zip(documents, cuts, strict=True):
-        ids = next(encoded).astype(np.int64)
-        places = cut.token_places(ids, encoded)
-        if places is None:
-            prefixes = encoder.encode([document.text[:place] for place in cut.places])
-            places = [common_length(ids, np.asarray(prefix)) for prefix in prefixes]
-        learned = None if document.learned is None else np.zeros(len(ids), bool)
+    for document, (ids, learned) in zip(documents, encoded, strict=True):
+        if document.ends_itself:
+            yield ids, learned
+            continue
+        begun = ids[: len(first)].tolist() == first.tolist()
+        added = first[:0] if begun else first
+        ends = np.concatenate([added, ids, [encoder.end_of_text]])
         if learned is not None:
-            # begins and ends of spans alternate
-            for begin, end in zip(places[::2], places[1::2], strict=True):
-                learned[begin:end] = True
-        if not document.ends_itself:
-            begun = ids[: len(first)].tolist() == first.tolist()
-            added = first[:0] if begun else first
-            ids = np.concatenate([added, ids, [encoder.end_of_text]])
-            if learned is not None:
-                learned = np.concatenate([np.zeros(len(added), bool), learned, [True]])
-        yield ids, learned
+            learned = np.concatenate([np.zeros(len(added), bool), learned, [True]])
+        yield ends, learned
 
 
 def first_tokens(encoder: Encoder) -> list[int]:

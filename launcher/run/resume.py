@@ -63,8 +63,7 @@ def find_resume(loop: LoopChoice, environment: Mapping[str, str]) -> Resume:
     elsewhere = None if resume == AUTO else resume
     refused = out is not None and _was_refused(out)
     restarted = _restarts(environment) > 0 or _requeues(environment) > 0
-    continues = resume == AUTO or restarted or refused
-    if out is None or not out.exists() or not continues:
+    if out is None or not out.exists() or not (resume == AUTO or restarted or refused):
         if elsewhere is not None:
             with naming("--resume"):
                 candidates(elsewhere)  # raises where there is none
