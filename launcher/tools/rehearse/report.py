@@ -194,8 +194,8 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     if rank is None:
         if result.whole.ended_well:
             reasons = [event["reason"] for event in result.whole.ranks[0].events("no_timeline")]
-            reason = "the program took no whole step after those that were recorded"
-            yield f"no seconds: {(reasons or [reason])[0]}"
+            reasons += ["the program took no whole step after those that were recorded"]
+            yield f"no seconds: {reasons[0]}"
         return
     found, timeline = result.seconds[rank], result.whole.timelines[rank]
     least_s, most_s = predicted_range(found.total_s)
@@ -218,10 +218,8 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         ("transfers from and to the host", found.transfers_s),
         (f"beside these: the host, {operators:,} operators, hooks", found.host_s),
     ]
-    # less than 5e-5 is printed as 0.0000
-    yield from table(
-        ("made of", "s"), [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]
-    )
+    shown = [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]  # else as 0.0000
+    yield from table(("made of", "s"), shown)
     if timeline.left_out:
         yield f"    left out of it: {', '.join(timeline.left_out)}, which followed the step"
     if "evaluation" in timeline.left_out and _evaluates_always(result.whole):
