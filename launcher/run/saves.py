@@ -9,7 +9,6 @@ from launcher.checkpoint import Checkpoint, Checkpointer, Saved, SaveError
 from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.extra import Base, Extra
 from launcher.checkpoint.store import candidates
-from launcher.config.init_from import HF_CONFIG
 from launcher.config.resolve import Resolved
 from launcher.data import Corpus
 from launcher.data.tokenizer import tokenizer_fingerprint
@@ -150,6 +149,8 @@ class Saves:
     def _agreed_place(self, folder: Path) -> Path:
         """Return, of a run, the checkpoint that is the newest to the main rank: the run may save
         another one before all ranks have looked."""
+        from launcher.config.init_from import HF_CONFIG
+
         if (folder / HF_CONFIG).is_file():
             return folder
         there = candidates(folder)
