@@ -33,7 +33,8 @@ class Cuts:
     def of(cls, document: Document, special: re.Pattern[str] | None) -> Self:
         """Return those of a document."""
         places = [place for span in document.learned or () for place in span]
-        found = special.finditer(document.text) if special is not None and places else ()
+        # one span takes two prefixes at most, which is no reason to search
+        found = special.finditer(document.text) if special and len(places) > 2 else ()
         ends, begins = [0], [0]
         for match in found:
             ends.append(match.end())
@@ -102,8 +103,10 @@ def special_tokens(encoder: Encoder) -> re.Pattern[str] | None:
     if not isinstance(encoder, FastEncoder):
         return None
     added = encoder.tokenizer.get_added_tokens_decoder().values()
+    # Numbered ones are reserved, thousands of them in Gemma's, and searching would take longer.
+    texts = (t.content for t in added if t.special and not re.search("[0-9]", t.content))
     # a pattern takes the first alternative that matches, and one token may begin another
-    names = sorted((re.escape(t.content) for t in added if t.special), key=len, reverse=True)
+    names = sorted(map(re.escape, texts), key=len, reverse=True)
     return re.compile("|".join(names)) if names else None
 
 

@@ -11,6 +11,8 @@ from launcher.data.formats import check_fields
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
+_ROWS = 1024  # in memory at once: each may be a book
+
 
 def read_column(path: Path, field: str) -> Iterator[str]:
     """Yield the column `field`, row by row, without nulls.
@@ -26,7 +28,7 @@ def read_column(path: Path, field: str) -> Iterator[str]:
         kind = schema.field(field).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise UserError(f"{path}: column {field!r} holds {kind}, it must hold strings")
-        for batch in file.iter_batches(columns=[field]):
+        for batch in file.iter_batches(batch_size=_ROWS, columns=[field]):
             yield from (text for text in batch.column(0).to_pylist() if text is not None)
 
 
@@ -38,7 +40,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """
     number = 0
     with _opened(path) as file:
-        for batch in file.iter_batches(batch_size=1024):
+        for batch in file.iter_batches(batch_size=_ROWS):
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path} row {number}", without_nulls(row)

@@ -200,6 +200,8 @@ def _text_files(data: str) -> tuple[Path, ...]:
     if path.is_dir():
         there = walk(path, whole=True)
         files = _each_once([file for file in there if _is_text_of_folder(file)])
+        if any(kind_of(file) in _WITH_FIELDS for file in files):
+            files = _without_readme(files)  # which describes a dataset, as on the Hub
         skipped = (file for file in there if file.suffix.lower() == ".json")
         if (examples := next(filter(_lists, skipped), None)) is not None:
             raise UserError(
@@ -233,12 +235,16 @@ def _each_once(files: list[Path]) -> tuple[Path, ...]:
 def _by_name(found: Files, folder: Path) -> Files:
     """Return the files with the splits that their names or folders say, if all of them do. A
     README.md beside them is then no text."""
-    files = [file for file in found.files if file.name.lower() != "readme.md"]
+    files = _without_readme(found.files)
     named = (named_split(file.relative_to(folder).with_suffix("").as_posix()) for file in files)
     splits = tuple(filter(None, named))
     if len(splits) < len(files) or not shared_splits(splits):
         return found
-    return replace(found, files=tuple(files), splits=splits)
+    return replace(found, files=files, splits=splits)
+
+
+def _without_readme(files: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(file for file in files if file.name.lower() != "readme.md")
 
 
 def _is_compressed(path: Path) -> bool:

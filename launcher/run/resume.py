@@ -26,7 +26,7 @@ from launcher.data.files import HUB_PREFIX
 from launcher.parallel.world import OWN_AGENT, World, number_of
 from launcher.run.run_folder import LAUNCH, RunFolder, default_run_folder, in_use
 from launcher.util.errors import ExitCode, UserError, naming
-from launcher.util.files import FolderLock, nearest_existing
+from launcher.util.files import FolderLock, nearest_existing, replace_text
 from launcher.util.json_file import json_object
 from launcher.util.processes import BY_ANY_TORCHRUN
 
@@ -223,7 +223,7 @@ def _copy_inputs(
             shutil.copyfile(deepspeed, kept)
     if tokenizer_file is not None:
         # The text it was trained on may change; an export of the model needs this one.
-        shutil.copyfile(tokenizer_file, run / "tokenizer.json")
+        replace_text(run / "tokenizer.json", tokenizer_file.read_text(encoding="utf-8"))
     if Path(tokenizer).suffix or tokenizer.startswith(HUB_PREFIX):
         from launcher.checkpoint.pretrained.companions import carry_beside
 

@@ -206,16 +206,16 @@ def test_damage_that_only_ranks_can_find_is_one_sentence(
     """No process reads all of it before where the number of nodes is open: every rank notices, one
     says so, and the run's status knows."""
     shutil.copytree(saved, tmp_path / "a", symlinks=True)
-    checkpoint = tmp_path / "a" / "checkpoints" / "step-00000001"
-    flip_a_bit(checkpoint)
+    for checkpoint in (tmp_path / "a" / "checkpoints").glob("step-*"):
+        flip_a_bit(checkpoint)
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     meeting += ["--rdzv-conf=last_call_timeout=1", "--nproc=2", "-m", "launcher.train"]
-    flags = [*MODEL_FLAGS, f"--data={text}", f"--resume={checkpoint}", f"--out={tmp_path / 'b'}"]
-    done = run([TORCHRUN, *meeting, *flags])
+    flags = [*MODEL_FLAGS, f"--data={text}", "--resume=auto", f"--out={tmp_path / 'a'}"]
+    done = run([TORCHRUN, *meeting, *flags, f"--steps={STEPS + 1}"])
     assert done.returncode == 2
     assert done.stderr.count("is damaged: rank-00000.safetensors") == 1
     assert "Traceback" not in done.stderr
-    status = json.loads((tmp_path / "b" / "status.json").read_text())
+    status = json.loads((tmp_path / "a" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
 
 

@@ -553,6 +553,14 @@ def test_a_list_of_examples_in_a_folder_is_not_left_out(tmp_path: Path) -> None:
     assert opened(tmp_path / "data").first_document.learned is None
 
 
+def test_a_readme_beside_examples_is_none_of_them(tmp_path: Path) -> None:
+    """As in a clone of a dataset with a training split alone."""
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.jsonl", [PAIR] * 400)
+    (tmp_path / "data" / "README.md").write_text("About this data set. " * 100)
+    assert "(prompt and completion): 400 documents" in opened(tmp_path / "data").description
+
+
 def test_messages_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = chat_tokenizer(tmp_path / "tokenizer", CHATML)
     path = write(tmp_path / "chats.jsonl", [CHAT] * 5)

@@ -12,6 +12,7 @@ import pytest
 from chat_tokenizers import CHATML, chat_tokenizer
 from corpora import open_text
 
+from launcher.data.parquet import read_column
 from launcher.util.errors import UserError
 
 PAIRS = [{"prompt": f"{n} + {n} =", "completion": f" {2 * n}"} for n in range(40)]
@@ -95,3 +96,13 @@ def test_nulls_of_columns_are_no_fields_of_messages(tmp_path: Path) -> None:
         for name in ("a.parquet", "a.jsonl", "b.jsonl")
     )
     assert {other.fingerprint for other in others} == {rows.fingerprint}
+
+
+def test_a_file_of_books_is_not_in_memory_at_once(tmp_path: Path) -> None:
+    texts = [f"word {n} " * 1500 for n in range(9000)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "books.parquet", row_group_size=500)
+    before = pa.total_allocated_bytes()
+    reading = read_column(tmp_path / "books.parquet", "text")
+    assert next(reading) == texts[0]
+    assert pa.total_allocated_bytes() - before < sum(map(len, texts)) / 2
+    assert list(reading) == texts[1:]

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from launcher.run import run_folder
 from launcher.run.resume import (
     AUTO,
     Resume,
+    _copy_inputs,
     agent_id,
     check_launch,
     ended_out_of_memory,
@@ -267,3 +269,19 @@ def test_a_changing_number_of_nodes_needs_resume_auto(tmp_path: Path) -> None:
             find_resume(LoopChoice(out=out), environment)
     found = find_resume(LoopChoice(out=tmp_path / "run", resume=AUTO), environment)
     assert found == Resume(source=None, reopens=False)
+
+
+def test_a_full_disk_leaves_the_tokenizer_of_a_resumed_run(tmp_path: Path) -> None:
+    kept, given = tmp_path / "tokenizer.json", tmp_path / "given.json"
+    kept.write_text("{}")
+    given.write_text(json.dumps({"model": "a" * 100}))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            _copy_inputs(tmp_path, None, given, "bpe")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert kept.read_text() == "{}"
+    _copy_inputs(tmp_path, None, given, "bpe")
+    assert kept.read_text() == given.read_text()
