@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Results as Reported
-from harness import run_ranks, torchrun, write_text
+from harness import python, run_ranks, torchrun, write_text
 from optimizer_cases import AFTER, BEFORE, KINDS, MODEL_FLAGS, PAIRS, Kind
 from optimizer_rank import begun, build, prepared_run
 from rank_loop import steps
@@ -183,14 +183,15 @@ def test_another_optimizers_states_are_refused(saver: str, results: Results) -> 
 def test_muon_updates_matrices_with_fewer_rows_than_ranks(tmp_path: Path) -> None:
     """As those of adapters and routers are: FSDP leaves ranks without rows of them."""
     text = write_text(tmp_path / "text.txt")
-    flags = [*MODEL_FLAGS, f"--data={text}", "--steps=3", "--global-batch=6", "--micro-batch=2"]
-    flags += ["--optimizer=muon", "--lora-rank=2", "--random-base", "--save-every=0"]
+    flags = [*MODEL_FLAGS, f"--data={text}", "--steps=3", "--global-batch=4", "--micro-batch=2"]
+    flags += ["--optimizer=muon", "--lora-rank=1", "--random-base", "--save-every=0"]
     flags += ["--test-batches=1", "--report-to=none"]
     losses = {}
-    for ranks, strategy in ((1, "single"), (3, "fsdp")):
+    for strategy in ("single", "fsdp"):
         out = tmp_path / strategy
         command = ("-m", "launcher.train", *flags, f"--strategy={strategy}", f"--out={out}")
-        assert (done := torchrun(ranks, *command)).returncode == 0, done.stderr
+        done = python(*command) if strategy == "single" else torchrun(2, *command)
+        assert done.returncode == 0, done.stderr
         records = map(json.loads, (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines())
         losses[strategy] = [record["loss"] for record in records if record["kind"] == "step"]
     assert losses["fsdp"] == pytest.approx(losses["single"], rel=1e-3)
