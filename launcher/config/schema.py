@@ -263,14 +263,15 @@ class RunConfig:
         """
         if unknown := sorted(changes.keys() - field_types().keys()):
             raise TypeError(f"RunConfig has no field {', '.join(unknown)}")
-        sections = {}
-        for section in dataclasses.fields(self):
-            current = getattr(self, section.name)
-            names = {f.name for f in dataclasses.fields(current)} & changes.keys()
-            changed = {name: changes[name] for name in names}
-            # A plan has thousands of configs that differ in one section.
-            sections[section.name] = dataclasses.replace(current, **changed) if names else current
-        return RunConfig(**sections)
+        # A plan has thousands of configs that differ in one section.
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in changes.items():
+            changed.setdefault(_section_of()[name], {})[name] = value
+        sections = {
+            section: dataclasses.replace(getattr(self, section), **values)
+            for section, values in changed.items()
+        }
+        return dataclasses.replace(self, **sections)
 
 
 @functools.cache
@@ -278,3 +279,13 @@ def field_types() -> Mapping[str, Any]:
     """Return flat field name -> annotated type."""
     sections = get_type_hints(RunConfig).values()
     return {f.name: f.type for section in sections for f in dataclasses.fields(section)}
+
+
+@functools.cache
+def _section_of() -> Mapping[str, str]:
+    """Return flat field name -> name of its section."""
+    return {
+        field.name: name
+        for name, section in get_type_hints(RunConfig).items()
+        for field in dataclasses.fields(section)
+    }

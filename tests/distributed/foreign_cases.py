@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-STEPS: Final = 6
+STEPS: Final = 4
 BASE: Mapping[str, Any] = {
     **{"decoder": "transformers", "seq_len": 24, "tokenizer": "byte", "device": "cpu", "seed": 7},
     **{"steps": STEPS, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.1, "warmup_steps": 0},

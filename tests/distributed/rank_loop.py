@@ -1,6 +1,7 @@
 """What ranks of tests have in common: their process group, the file of their results, and the loop
 of `launcher.train` without its records."""
 
+import functools
 import gc
 import json
 import os
@@ -36,7 +37,14 @@ def rank_of_group(timeout_s: float = 60) -> Iterator[World]:
     # What is large is imported now, so that it is never searched for what a case can drop, which
     # would take longer than most cases.
     import_deepspeed(torch.device("cpu"))
-    with mock.patch.object(device_mesh, "new_group", shared(dist.new_group)):
+    from deepspeed.utils import numa
+
+    # Asked of a process that is started, nine times for each engine.
+    cores = functools.cache(numa.get_numa_cores)
+    with (
+        mock.patch.object(device_mesh, "new_group", shared(dist.new_group)),
+        mock.patch.object(numa, "get_numa_cores", cores),
+    ):
         yield world
     leave(0, together=True)
 

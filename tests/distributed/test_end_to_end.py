@@ -57,12 +57,16 @@ def values(folder: Path, name: str, *, rank: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_and_its_repetition(family: str, text: Path, single: Path, tmp_path: Path) -> None:
+    """Of ZeRO only: that sharded matrices compute the same bits each time is seen where they
+    continue from checkpoints."""
     out = tmp_path / "run"
     flags_ = flags(text, micro_batch=4 if family == "single" else 2)  # accumulated twice
     done = torchrun(2, "-m", "launcher.train", *FAMILIES[family], *flags_, f"--out={out}")
     assert done.returncode == 0, done.stderr
     check_folder(out, family)
     check_steps(out, single)
+    if family == "single":
+        return
 
     again = tmp_path / "again"
     done = torchrun(2, "-m", "launcher.train", f"--config={out / 'config.yaml'}", f"--out={again}")

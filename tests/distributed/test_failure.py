@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +85,24 @@ def running(
         while not _has_stepped(out):
             assert agent.poll() is None, agent.communicate()[1]
             time.sleep(0.1)
-        children = psutil.Process(agent.pid).children(recursive=True)
-        workers = sorted(
-            (child for child in children if "RANK" in child.environ()),
-            key=lambda child: int(child.environ()["RANK"]),
-        )
-        assert len(workers) == 2
+        workers = ranks_of(agent)
         yield Started(agent=agent, workers=workers, out=out)
     finally:
         for process in (*workers, psutil.Process(agent.pid) if agent.poll() is None else None):
             if process is not None and process.is_running():
                 process.kill()
         agent.communicate()
+
+
+def ranks_of(agent: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """Return the two workers of an agent, by rank."""
+    children = psutil.Process(agent.pid).children(recursive=True)
+    workers = sorted(
+        (child for child in children if "RANK" in child.environ()),
+        key=lambda child: int(child.environ()["RANK"]),
+    )
+    assert len(workers) == 2
+    return workers
 
 
 def _has_stepped(out: Path) -> bool:
@@ -193,23 +199,15 @@ def test_a_rank_that_hangs(text: Path, tmp_path: Path) -> None:
     assert recorded["entries"][-1]["profiling_name"].startswith("gloo:")
 
 
-def test_a_rank_that_is_killed(text: Path, tmp_path: Path) -> None:
-    with running(text, tmp_path / "run") as run:
-        run.workers[1].kill()
-        errors = ended(run)
-    assert run.agent.returncode == FAILED
-    status = status_of(run.out)
-    assert status["state"] == "failed"
-    assert status["rank"] == 1
-    assert "SIGKILL" in status["reason"]
-    assert "SIGKILL" in errors
-
-
 def test_sigterm_saves_and_the_run_goes_on_in_its_folder(text: Path, tmp_path: Path) -> None:
     """Meanwhile nobody else may use the folder."""
     out = tmp_path / "run"
     with running(text, out) as run:
+        for worker in run.workers:  # which need not train meanwhile
+            worker.suspend()
         second = torchrun(2, "-m", "launcher.train", *flags(text, out), "--resume=auto")
+        for worker in run.workers:
+            worker.resume()
         assert second.returncode == REFUSED
         assert "in use by a run that is alive" in second.stderr
         run.agent.send_signal(signal.SIGTERM)
@@ -227,19 +225,25 @@ def test_sigterm_saves_and_the_run_goes_on_in_its_folder(text: Path, tmp_path: P
 
 
 def test_a_killed_rank_is_restarted_and_no_step_counts_twice(text: Path, tmp_path: Path) -> None:
+    """Killed once more than it may be started again, it ends the run."""
     out = tmp_path / "run"
     more = ["--save-every=5", "--zero=2"]
     with running(text, out, *more, torchrun_flags=["--max-restarts=1"]) as run:
         while not list((out / "checkpoints").glob("step-*")):
             time.sleep(0.1)
         run.workers[0].kill()
-        while '"resumed"' not in (out / "rank0.jsonl").read_text(encoding="utf-8"):
+        while '"resumed"' not in records_of(out):
             assert run.agent.poll() is None
             time.sleep(0.1)
-        run.agent.send_signal(signal.SIGTERM)
-        errors = ended(run)
-    assert run.agent.returncode == PREEMPTED, errors
+        again = ranks_of(run.agent)
+        again[1].kill()
+        errors = ended(replace(run, workers=again))
+    assert run.agent.returncode == FAILED
     assert steps_of(out) == list(range(1, len(steps_of(out)) + 1))
+    status = status_of(out)
+    assert (status["state"], status["rank"]) == ("failed", 1)
+    assert "SIGKILL" in status["reason"]
+    assert "SIGKILL" in errors
 
 
 def test_restarts_do_not_take_over_the_run_that_took_the_folder(text: Path, tmp_path: Path) -> None:
@@ -247,7 +251,7 @@ def test_restarts_do_not_take_over_the_run_that_took_the_folder(text: Path, tmp_
     out, until = tmp_path / "run", tmp_path / "until"
     short = [*flags(text, out), "--test-batches=0"]
     slow = subprocess.Popen(
-        [TORCHRUN, "--max-restarts=3", "-m", "launcher.train", *short, "--steps=9", "--seed=1"],
+        [TORCHRUN, "--max-restarts=2", "-m", "launcher.train", *short, "--steps=9", "--seed=1"],
         env=environment(
             PYTHONPATH=os.pathsep.join([str(HERE / "faults"), *filter(None, sys.path)]),
             FAULT_RANK="0",
@@ -271,8 +275,8 @@ def test_restarts_do_not_take_over_the_run_that_took_the_folder(text: Path, tmp_
         slow.communicate()
     assert slow.returncode == REFUSED
     refused = [line for line in own_lines(errors) if line.startswith("shardscale: --out ")]
-    assert len(refused) == 4, errors
-    assert sum("another start took this folder first" in line for line in refused) == 3
+    assert len(refused) == 3, errors
+    assert sum("another start took this folder first" in line for line in refused) == 2
     assert "resumed" not in said
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
@@ -283,7 +287,7 @@ def test_of_two_starts_in_a_race_one_trains(text: Path, tmp_path: Path) -> None:
     def start(seed: int) -> "subprocess.Popen[str]":
         more = ["--steps=3", "--test-batches=0", f"--seed={seed}"]
         return subprocess.Popen(
-            [TORCHRUN, "--max-restarts=3", "-m", "launcher.train", *flags(text, out), *more],
+            [TORCHRUN, "--max-restarts=1", "-m", "launcher.train", *flags(text, out), *more],
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -302,7 +306,7 @@ def test_of_two_starts_in_a_race_one_trains(text: Path, tmp_path: Path) -> None:
 
 def test_running_out_of_memory_is_not_tried_again(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    big = ["--d-model=2048", "--memory-limit=1GiB", f"--out={out}"]
+    big = ["--d-model=512", "--memory-limit=64MiB", f"--out={out}"]
     done = run_command(
         [TORCHRUN, "--max-restarts=3", "-m", "launcher.train", *flags(text, out), *big]
     )
@@ -461,11 +465,3 @@ def test_a_run_that_has_just_its_folder_does_not_stay_running(text: Path, tmp_pa
         said, errors = run.communicate(timeout=ENDS_WITHIN_S)
     assert (run.returncode, status_of(tmp_path / "run")["state"]) == (PREEMPTED, "preempted"), said
     assert "Traceback" not in errors
-
-
-def test_workers_do_not_outlive_a_killed_agent(text: Path, tmp_path: Path) -> None:
-    with running(text, tmp_path / "run") as run:
-        run.agent.kill()
-        ended(run)
-    assert run.agent.returncode == -signal.SIGKILL
-    assert not any(worker.is_running() for worker in run.workers)

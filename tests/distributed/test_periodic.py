@@ -68,7 +68,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if not wanted or any("variant" not in params for params in asked):
         wanted = {variant.name for variant in VARIANTS}
     text = write_text(folder / "text.txt")
-    text.write_text(text.read_text(encoding="utf-8")[:8000], encoding="utf-8")
+    text.write_text(text.read_text(encoding="utf-8")[:4000], encoding="utf-8")
     groups = [
         (ranks, "periodic_rank", text, folder, *names)
         for ranks in (1, 2)

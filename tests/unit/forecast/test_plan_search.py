@@ -144,8 +144,8 @@ def test_a_size_that_fits_by_its_live_bytes_alone_gives_way_to_one_that_fits() -
 
 def test_a_budget_of_activations_bounds_the_largest_batch() -> None:
     """Before, doubling beyond it was taken for a fault of the planner."""
-    flags = "--model nano --layers 2 --seq-len 16 --precision bf16 --strategy single "
-    flags += "--activation-checkpointing budget=16MiB"
+    flags = "--model nano --layers 2 --seq-len 32 --precision bf16 --strategy single "
+    flags += "--activation-checkpointing budget=8MiB"
     size = largest_batch(flags.split(), "8GiB").largest_micro_batch
     assert size is not None
     assert size > 128
