@@ -760,8 +760,9 @@ def test_deepspeed_without_a_stage_has_that_of_accelerate(
 def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
-        "accelerate launch --num_processes 4 --use_fsdp --fsdp_reshard_after_forward false "
-        "--fsdp_offload_params true --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+        "accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 "
+        "--fsdp_reshard_after_forward false --fsdp_offload_params true "
+        "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
         "--fsdp_activation_checkpointing_offload true --dynamo_backend inductor "
         "--use_parallelism_config true --parallelism_config_tp_size 2 train.py "
         "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"
