@@ -46,6 +46,13 @@ def understood(path: Path, *given: str) -> tuple[Reading, RunConfig]:
     return reading, parse_run_config(flags, gpus)
 
 
+def test_the_last_of_a_key_given_twice_counts(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    text = "model_name_or_path: gpt2\noutput_dir: x\nlearning_rate: 1\n"
+    path.write_text(f"{text}per_device_train_batch_size: 1\nper_device_train_batch_size: 2\n")
+    assert understood(path)[1].data.micro_batch == 2
+
+
 def test_llama_factorys_max_length_is_for_generation(folder: Path) -> None:
     path = folder / "max_length.yaml"
     text = "stage: sft\nfinetuning_type: full\nmodel_name_or_path: gpt2\ntemplate: default\n"
