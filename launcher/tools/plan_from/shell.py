@@ -58,7 +58,10 @@ def flags_of_shell(text: str) -> dict[str, Any] | None:
 def _on_devices(
     flags: dict[str, Any], launcher: str, variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Add the number of visible devices, where a launcher takes all of these."""
+    """Add the devices of the environment, where a launcher takes these."""
+    if launcher.endswith("llamafactory-cli"):  # src/llamafactory/launcher.py
+        names = ("NNODES", "NPROC_PER_NODE")
+        flags = {name.lower(): variables[name] for name in names if name in variables} | flags
     devices = variables.get("CUDA_VISIBLE_DEVICES", "")
     said = {"num_gpus", "num_processes", "nproc_per_node", "include"} & flags.keys()
     if launcher.endswith(_TAKE_ALL) and not said and re.fullmatch(r"\d+(?:,\d+)*", devices):

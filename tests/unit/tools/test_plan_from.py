@@ -620,6 +620,7 @@ def test_a_config_that_a_command_line_names_is_below_its_flags(
         ("accelerate launch --config_file ddp.yaml src/train.py sft.yaml", 2, 4),
         ("llamafactory-cli train sft.yaml per_device_train_batch_size=1", 1, 1),
         ("trl sft --config sft.yaml --per_device_train_batch_size 2", 1, 2),
+        ("NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train sft.yaml", 16, 4),
         ("CUDA_VISIBLE_DEVICES=0,1 python -m llamafactory.cli train sft.yaml", 1, 4),
     ):
         path.write_text(f"{text}\n")
