@@ -129,6 +129,6 @@ def flags_of(tokens: list[str]) -> dict[str, Any]:
 
 def _is_value(token: str, values: list[str]) -> bool:
     """Return whether a token belongs to the flag before it, and is no flag, program or override."""
-    if values and token.startswith("$"):
+    if values and re.match(r"\$|[a-z]\w*=", token):
         return False
-    return not re.match(r"-+[A-Za-z]|[a-z]\w*=", token) and not token.endswith(".py")
+    return not re.match(r"-+[A-Za-z]", token) and not token.endswith(".py")

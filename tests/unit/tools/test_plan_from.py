@@ -714,6 +714,10 @@ def test_flags_of_scripts_around_transformers_are_read(tmp_path: Path) -> None:
     assert reading.left_out == []
     assert (config.model.lora_rank, config.model.quantize_base) == (16, "nf4")
     assert (config.data.seq_len, config.model.attention) == (512, "flash")
+    path.write_text(f"{run}--optim_args rank=64\n")
+    assert understood(path)[0].left_out == [
+        "optim_args: states are planned with the optimizer's defaults"
+    ]
     path.write_text(f"{run.replace('model_name_or_path', 'model_name')}--qlora True\n")
     assert understood(path)[1].model.quantize_base == "nf4"
     for off in ("--use_lora False", "--lora_dim 0"):
