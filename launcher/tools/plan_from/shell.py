@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.util.flags import MOST_FILE_BYTES
+
 _TRAINERS: Final = ("accelerate", "torchrun", "deepspeed", "llamafactory-cli", "axolotl", "trl")
 _TAKE_ALL: Final = ("accelerate", "deepspeed", "llamafactory-cli", "axolotl")
 _LAUNCHERS: Final = (*_TRAINERS, "litgpt", "python", "python3")
@@ -31,9 +33,9 @@ def flags_of_shell(text: str) -> dict[str, Any] | None:
         text = _PRINTED.sub("$(...)", text)
     text = _ARRAY.sub(lambda found: f"{found[1]}={shlex.quote(_without_comments(found[2]))}", text)
     commands: list[dict[str, Any]] = []
-    variables: dict[str, str] = {}
+    variables = _Variables()
     for line in _whole_lines(_REDIRECTION.sub(" ", text)):
-        tokens = _split(_substituted(line, variables)) or _split(line) or []
+        tokens = _split(variables.substituted(line)) or _split(line) or []
         assigned = [_ASSIGNMENT.fullmatch(token) for token in tokens if token != "export"]
         # only those in front of a command, where NAME=VALUE is no argument of it
         for found in itertools.takewhile(bool, assigned):
@@ -94,14 +96,21 @@ def _without_comments(lines: str) -> str:
     return " ".join(line for line in lines.splitlines() if not line.lstrip().startswith("#"))
 
 
-def _substituted(line: str, variables: Mapping[str, str]) -> str:
-    """Replace the shell variables that have a value here, or a default."""
+class _Variables(dict[str, str]):
+    """Variables of a shell by name; `left` bounds the text that they take the place of, since the
+    values of values would fill the memory."""
 
-    def value(found: re.Match[str]) -> str:
+    left = MOST_FILE_BYTES
+
+    def substituted(self, line: str) -> str:
+        """Replace the variables that have a value here, or a default."""
+        return _VARIABLE.sub(self._value, line)
+
+    def _value(self, found: re.Match[str]) -> str:
         name, default = found["array"] or found["name"] or found[4], found["default"]
-        return variables.get(name) or (found[0] if default is None else default)
-
-    return _VARIABLE.sub(value, line)
+        text = self.get(name) or (found[0] if default is None else default)
+        self.left -= len(text)
+        return text if self.left >= 0 else found[0]
 
 
 def flags_of(tokens: list[str]) -> dict[str, Any]:

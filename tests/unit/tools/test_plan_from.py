@@ -605,6 +605,13 @@ def test_flags_in_variables_and_arrays_of_a_shell_are_read(tmp_path: Path, text:
     assert [each.split(":")[0] for each in reading.left_out if "nnodes" not in each] == rest
 
 
+def test_values_of_values_do_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    twice = 'A="$A $A"\n' * 100
+    path.write_text(f'A="--a 1"\n{twice}python x.py --bf16 True $A\n')
+    assert read_source(path).flat["bf16"] == "True"
+
+
 def test_a_config_that_a_command_line_names_is_below_its_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
