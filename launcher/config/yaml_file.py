@@ -51,6 +51,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Repeating(_Loader):
+    """Takes the last of several values of a key, as PyYAML does."""
+
+    construct_mapping = yaml.SafeLoader.construct_mapping
+
+
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file; an empty file is an empty mapping.
 
@@ -60,14 +66,17 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(path, read_small_file(path, what="a YAML file"))
 
 
-def parse_yaml(path: Path, text: str) -> Any:
+def parse_yaml(path: Path, text: str, *, repeats: bool = False) -> Any:
     """Return the content of the text of a YAML file; `path` names it in refusals.
+
+    Args:
+        repeats: a key may be given several times.
 
     Raises:
         UserError: not YAML.
     """
     try:
-        content = yaml.load(text, Loader=_Loader)
+        content = yaml.load(text, Loader=_Repeating if repeats else _Loader)
     except RecursionError:
         raise UserError(f"{path}: not valid YAML, it is nested too deep") from None
     except ValueError as error:  # a number of too many digits

@@ -56,7 +56,8 @@ def write_baseline(path: Path, rows: Sequence[Row], hosts: Mapping[str, Any]) ->
 
 
 def _entry(row: Row, hosts: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: row[name] for name in _KEPT if row.get(name) is not None}
+    # without 0: a program that is watched may leave the GPU alone
+    found = {name: row[name] for name in _KEPT if row.get(name)}
     if (row.get("steady_steps") or 0) < _FEWEST_STEPS:
         found = {name: value for name, value in found.items() if name not in _QUARTILES}
     return found | {"machine": row.get("device_name") or hosts.get(row["run"])}

@@ -28,6 +28,8 @@ ABBREVIATIONS = {
     **{"strategy": "", "precision": "", "model": "", "data": ""},
 }
 
+LONGEST_VALUE, LONGEST_STEM = 80, 200
+"""Bytes of a cell's name, of which folders and files are named: a name has at most 255."""
 MOST_CELLS = 100_000
 SILENT_CELLS = 100
 SAY_EVERY_S = 10.0
@@ -152,7 +154,7 @@ def label(key: str, value: Any) -> str:
         return word if str(value) == "True" else f"no-{word}"
     prefix = ABBREVIATIONS.get(key, word if is_number(str(value), float) else word + "-")
     text = Path(str(value)).name if key in ("data", "tokenizer", "deepspeed") else str(value)
-    return prefix + _safe(text)
+    return prefix + _safe(_safe(text)[-LONGEST_VALUE:])
 
 
 def _combinations(grid: SweepGrid) -> Iterator[tuple[str, Values]]:
@@ -164,7 +166,7 @@ def _combinations(grid: SweepGrid) -> Iterator[tuple[str, Values]]:
         values = {k: v for k, v in row.items() if k != "name"}
         axes = dict(zip(grid.axes, combination, strict=True))
         own = [_safe(str(row["name"]))] if "name" in row else [label(*i) for i in values.items()]
-        stem = "-".join([*own, *(label(*item) for item in axes.items())]) or "run"
+        stem = "-".join([*own, *(label(*item) for item in axes.items())])[:LONGEST_STEM] or "run"
         name = next(n for i in itertools.count(1) if (n := stem + (f"-{i}" * (i > 1))) not in used)
         used.add(name)
         yield name, {**values, **axes}

@@ -134,7 +134,9 @@ def training_flags(
         for name in ("shard", "sharding of several"):
             facts.pop(name, None)
     fields |= _sharding(facts, gpus, machines)
-    if fields["strategy"] == "fsdp" and facts.get("fsdp_version") == 1:
+    # accelerate's default is 1, transformers' 2
+    version = facts.get("fsdp_version", 1 if facts.get("engine") == "fsdp" else 2)
+    if fields["strategy"] == "fsdp" and version == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
     fields |= _adapters(reading, given)
     fields |= precision_of(reading, fields["strategy"], adapters="lora_rank" in fields)

@@ -59,7 +59,7 @@ def source_of(path: Path, text: str) -> Source:
         if content is None:
             raise UserError(f"{path}: has no line that starts a training with flags: give {WHAT}")
     else:
-        content = parse_yaml(path, text)
+        content = parse_yaml(path, text, repeats=True)  # which their trainers take
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds {content!r:.40}, but must hold keys: give {WHAT}")
     flat: dict[str, Any] = {}

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.util.flags import MOST_FILE_BYTES
+
 _TRAINERS: Final = ("accelerate", "torchrun", "deepspeed", "llamafactory-cli", "axolotl", "trl")
 _TAKE_ALL: Final = ("accelerate", "deepspeed", "llamafactory-cli", "axolotl")
 _LAUNCHERS: Final = (*_TRAINERS, "litgpt", "python", "python3")
@@ -31,9 +33,9 @@ def flags_of_shell(text: str) -> dict[str, Any] | None:
         text = _PRINTED.sub("$(...)", text)
     text = _ARRAY.sub(lambda found: f"{found[1]}={shlex.quote(_without_comments(found[2]))}", text)
     commands: list[dict[str, Any]] = []
-    variables: dict[str, str] = {}
+    variables = _Variables()
     for line in _whole_lines(_REDIRECTION.sub(" ", text)):
-        tokens = _split(_substituted(line, variables)) or _split(line) or []
+        tokens = _split(variables.substituted(line)) or _split(line) or []
         assigned = [_ASSIGNMENT.fullmatch(token) for token in tokens if token != "export"]
         # only those in front of a command, where NAME=VALUE is no argument of it
         for found in itertools.takewhile(bool, assigned):
@@ -58,7 +60,10 @@ def flags_of_shell(text: str) -> dict[str, Any] | None:
 def _on_devices(
     flags: dict[str, Any], launcher: str, variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Add the number of visible devices, where a launcher takes all of these."""
+    """Add the devices of the environment, where a launcher takes these."""
+    if launcher.endswith("llamafactory-cli"):  # src/llamafactory/launcher.py
+        names = ("NNODES", "NPROC_PER_NODE")
+        flags = {name.lower(): variables[name] for name in names if name in variables} | flags
     devices = variables.get("CUDA_VISIBLE_DEVICES", "")
     said = {"num_gpus", "num_processes", "nproc_per_node", "include"} & flags.keys()
     if launcher.endswith(_TAKE_ALL) and not said and re.fullmatch(r"\d+(?:,\d+)*", devices):
@@ -91,14 +96,21 @@ def _without_comments(lines: str) -> str:
     return " ".join(line for line in lines.splitlines() if not line.lstrip().startswith("#"))
 
 
-def _substituted(line: str, variables: Mapping[str, str]) -> str:
-    """Replace the shell variables that have a value here, or a default."""
+class _Variables(dict[str, str]):
+    """Variables of a shell by name; `left` bounds the text that they take the place of, since the
+    values of values would fill the memory."""
 
-    def value(found: re.Match[str]) -> str:
+    left = MOST_FILE_BYTES
+
+    def substituted(self, line: str) -> str:
+        """Replace the variables that have a value here, or a default."""
+        return _VARIABLE.sub(self._value, line)
+
+    def _value(self, found: re.Match[str]) -> str:
         name, default = found["array"] or found["name"] or found[4], found["default"]
-        return variables.get(name) or (found[0] if default is None else default)
-
-    return _VARIABLE.sub(value, line)
+        text = self.get(name) or (found[0] if default is None else default)
+        self.left -= len(text)
+        return text if self.left >= 0 else found[0]
 
 
 def flags_of(tokens: list[str]) -> dict[str, Any]:
@@ -126,6 +138,6 @@ def flags_of(tokens: list[str]) -> dict[str, Any]:
 
 def _is_value(token: str, values: list[str]) -> bool:
     """Return whether a token belongs to the flag before it, and is no flag, program or override."""
-    if values and token.startswith("$"):
+    if values and re.match(r"\$|[a-z]\w*=", token):
         return False
-    return not re.match(r"-+[A-Za-z]|[a-z]\w*=", token) and not token.endswith(".py")
+    return not re.match(r"-+[A-Za-z]", token) and not token.endswith(".py")

@@ -133,3 +133,11 @@ def test_files_of_others_are_not_overwritten(
     assert main([str(first), "--out", str(written.parent)]) == 2
     assert "has a report.md that no report has written" in capsys.readouterr().err
     assert [*written.parent.iterdir()] == [written]
+
+
+def test_a_gpu_that_nothing_was_allocated_on_is_no_damage(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", losses=LOSSES, gpu=True, peak_bytes=0)
+    path = tmp_path / "baseline.json"
+    run = [str(tmp_path / "run"), "--out", str(tmp_path / "out")]
+    assert main([*run, "--write-baseline", str(path)]) == 0
+    assert main([*run, "--against", str(path)]) == 0

@@ -310,6 +310,14 @@ def test_labels() -> None:
     assert label("data", "some/folder/text.txt") == "text.txt"
 
 
+def test_names_of_cells_are_short_enough_for_files() -> None:
+    long = [f"{'deep/' * 60}{end}" for end in ("one", "two")]
+    assert len({label("init_from", path) for path in long}) == 2
+    found = cells(f"data={'a' * 246}.txt", "seed=1,2", "strategy=ddp,fsdp")
+    assert len({cell.name for cell in found}) == 4
+    assert max(len(f"{cell.name}.attempt10.json") for cell in found) <= 255
+
+
 def test_names_do_not_change_when_a_value_is_added() -> None:
     few = {cell.name for cell in cells("strategy=ddp,zero2", "precision=bf16")}
     more = {cell.name for cell in cells("strategy=ddp,zero2,zero3", "precision=bf16,fp32")}

@@ -46,6 +46,13 @@ def understood(path: Path, *given: str) -> tuple[Reading, RunConfig]:
     return reading, parse_run_config(flags, gpus)
 
 
+def test_the_last_of_a_key_given_twice_counts(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    text = "model_name_or_path: gpt2\noutput_dir: x\nlearning_rate: 1\n"
+    path.write_text(f"{text}per_device_train_batch_size: 1\nper_device_train_batch_size: 2\n")
+    assert understood(path)[1].data.micro_batch == 2
+
+
 def test_llama_factorys_max_length_is_for_generation(folder: Path) -> None:
     path = folder / "max_length.yaml"
     text = "stage: sft\nfinetuning_type: full\nmodel_name_or_path: gpt2\ntemplate: default\n"
@@ -598,6 +605,13 @@ def test_flags_in_variables_and_arrays_of_a_shell_are_read(tmp_path: Path, text:
     assert [each.split(":")[0] for each in reading.left_out if "nnodes" not in each] == rest
 
 
+def test_values_of_values_do_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    twice = 'A="$A $A"\n' * 100
+    path.write_text(f'A="--a 1"\n{twice}python x.py --bf16 True $A\n')
+    assert read_source(path).flat["bf16"] == "True"
+
+
 def test_a_config_that_a_command_line_names_is_below_its_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -613,6 +627,7 @@ def test_a_config_that_a_command_line_names_is_below_its_flags(
         ("accelerate launch --config_file ddp.yaml src/train.py sft.yaml", 2, 4),
         ("llamafactory-cli train sft.yaml per_device_train_batch_size=1", 1, 1),
         ("trl sft --config sft.yaml --per_device_train_batch_size 2", 1, 2),
+        ("NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train sft.yaml", 16, 4),
         ("CUDA_VISIBLE_DEVICES=0,1 python -m llamafactory.cli train sft.yaml", 1, 4),
     ):
         path.write_text(f"{text}\n")
@@ -706,6 +721,10 @@ def test_flags_of_scripts_around_transformers_are_read(tmp_path: Path) -> None:
     assert reading.left_out == []
     assert (config.model.lora_rank, config.model.quantize_base) == (16, "nf4")
     assert (config.data.seq_len, config.model.attention) == (512, "flash")
+    path.write_text(f"{run}--optim_args rank=64\n")
+    assert understood(path)[0].left_out == [
+        "optim_args: states are planned with the optimizer's defaults"
+    ]
     path.write_text(f"{run.replace('model_name_or_path', 'model_name')}--qlora True\n")
     assert understood(path)[1].model.quantize_base == "nf4"
     for off in ("--use_lora False", "--lora_dim 0"):
@@ -760,8 +779,9 @@ def test_deepspeed_without_a_stage_has_that_of_accelerate(
 def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
-        "accelerate launch --num_processes 4 --use_fsdp --fsdp_reshard_after_forward false "
-        "--fsdp_offload_params true --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+        "accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 "
+        "--fsdp_reshard_after_forward false --fsdp_offload_params true "
+        "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
         "--fsdp_activation_checkpointing_offload true --dynamo_backend inductor "
         "--use_parallelism_config true --parallelism_config_tp_size 2 train.py "
         "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"

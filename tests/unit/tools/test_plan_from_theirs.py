@@ -89,9 +89,10 @@ def test_ligers_kernels_keep_less(tmp_path: Path) -> None:
 
 
 def test_fsdp_1_is_named(tmp_path: Path) -> None:
-    first = SHARDED.replace("fsdp_version: 2", "fsdp_version: 1")
-    (tmp_path / "accelerate.yaml").write_text(first)
-    assert any("FSDP 1" in text for text in plan(tmp_path, "accelerate.yaml").reading.left_out)
+    for version in ("fsdp_version: 1", ""):  # which is accelerate's default
+        (tmp_path / "accelerate.yaml").write_text(SHARDED.replace("fsdp_version: 2", version))
+        assert any("FSDP 1" in text for text in plan(tmp_path, "accelerate.yaml").reading.left_out)
+    assert plan(tmp_path, fsdp="full_shard").reading.left_out == []  # transformers' is 2
 
 
 def test_deepspeed_has_a_second_bucket_where_it_overlaps(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ ACCELERATE = Kind(
             {
                 "NO": {"strategy": "single"},
                 **alike("MULTI_GPU MULTI_NPU MULTI_XPU MULTI_MLU", strategy="ddp"),
-                "FSDP": {"strategy": "fsdp"},
+                "FSDP": {"strategy": "fsdp", "engine": "fsdp"},
                 "DEEPSPEED": {"engine": "deepspeed"},
             },
         ),

@@ -214,7 +214,7 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "mixed_precision": words(
         {"bf16": {"mixed": "bf16"}, "fp16": {"mixed": "fp16"}, "fp8": {"mixed": "fp8"}, "no": {}}
     ),
-    "use_fsdp": when(strategy="fsdp"),
+    "use_fsdp": when(strategy="fsdp", engine="fsdp"),
     "use_deepspeed": when(engine="deepspeed"),
     **{f"fsdp_{name}": reader for name, reader in _FSDP_READERS.items()},
     "offload_optimizer_device": device("offload_optimizer"),
