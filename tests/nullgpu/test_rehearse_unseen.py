@@ -231,3 +231,21 @@ for step in range(9):
 def test_what_the_observer_asks_a_tensor_is_no_read_of_the_program() -> None:
     found = shardscale.rehearse(OF_A_LIBRARY, gpu="T4")
     assert (found.verdict, found.record["ranks"][0]["values"]) == ("fits", []), repr(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "matmul.fp32_precision = 'tf32'",
+        "matmul.allow_tf32 = True",
+        "matmul.fp32_precision = 'ieee'",
+    ],
+)
+def test_tf32_is_seen_however_it_is_set(line: str) -> None:
+    loop = LOOP.format(optimizer="SGD", steps=9).replace("ones(8,", "ones(8192,")
+    found = shardscale.rehearse([f"import torch; torch.backends.cuda.{line}", loop], gpu="H100")
+    machine = Machine.of_gpu("H100", ranks_per_node=1)
+    rate = machine.matmul_flops_per_s["fp32" if "ieee" in line else "tf32"]
+    flops = 2 * 2 * 8192 * 1024 * 1024  # no gradient of the inputs
+    seconds = found.record["ranks"][0]["seconds"]["products_s"]
+    assert seconds == pytest.approx(flops / rate, rel=0.6)  # of small matrices
