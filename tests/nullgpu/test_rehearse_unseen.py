@@ -249,3 +249,23 @@ def test_tf32_is_seen_however_it_is_set(line: str) -> None:
     flops = 2 * 2 * 8192 * 1024 * 1024  # no gradient of the inputs
     seconds = found.record["ranks"][0]["seconds"]["products_s"]
     assert seconds == pytest.approx(flops / rate, rel=0.6)  # of small matrices
+
+
+HISTORY = """\
+import torch
+model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+optimizer = torch.optim.LBFGS(model.parameters(), history_size=50)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 1024, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+for step in range(9):
+    optimizer.step(closure)
+"""
+
+
+def test_the_history_of_lbfgs_that_is_not_there_yet() -> None:
+    report = repr(shardscale.rehearse(HISTORY, gpu="T4"))
+    # each of 4 MiB
+    assert "all 50 pairs of vectors that LBFGS will keep, 400.0MiB, of which it has 0" in report
