@@ -231,3 +231,41 @@ for step in range(9):
 def test_what_the_observer_asks_a_tensor_is_no_read_of_the_program() -> None:
     found = shardscale.rehearse(OF_A_LIBRARY, gpu="T4")
     assert (found.verdict, found.record["ranks"][0]["values"]) == ("fits", []), repr(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "matmul.fp32_precision = 'tf32'",
+        "matmul.allow_tf32 = True",
+        "matmul.fp32_precision = 'ieee'",
+    ],
+)
+def test_tf32_is_seen_however_it_is_set(line: str) -> None:
+    loop = LOOP.format(optimizer="SGD", steps=9).replace("ones(8,", "ones(8192,")
+    found = shardscale.rehearse([f"import torch; torch.backends.cuda.{line}", loop], gpu="H100")
+    machine = Machine.of_gpu("H100", ranks_per_node=1)
+    rate = machine.matmul_flops_per_s["fp32" if "ieee" in line else "tf32"]
+    flops = 2 * 2 * 8192 * 1024 * 1024  # no gradient of the inputs
+    seconds = found.record["ranks"][0]["seconds"]["products_s"]
+    assert seconds == pytest.approx(flops / rate, rel=0.6)  # of small matrices
+
+
+HISTORY = """\
+import torch
+model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+optimizer = torch.optim.LBFGS(model.parameters(), history_size=50)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.ones(8, 1024, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+for step in range(9):
+    optimizer.step(closure)
+"""
+
+
+def test_the_history_of_lbfgs_that_is_not_there_yet() -> None:
+    report = repr(shardscale.rehearse(HISTORY, gpu="T4"))
+    # each of 4 MiB
+    assert "all 50 pairs of vectors that LBFGS will keep, 400.0MiB, of which it has 0" in report

@@ -16,7 +16,7 @@ from launcher.tools.rehearse.failures import (
 )
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.stage import Stage
-from launcher.tools.rehearse.timeline import Kind
+from launcher.tools.rehearse.timeline import Kind, Timeline
 from launcher.tools.rehearse.unseen import unseen_lines
 from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
@@ -220,9 +220,14 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     ]
     shown = [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]  # else as 0.0000
     yield from table(("made of", "s"), shown)
+    yield from _missing(result.whole, timeline)
+
+
+def _missing(stage: Stage, timeline: Timeline) -> Iterator[str]:
+    """Yield what the seconds lack."""
     if timeline.left_out:
         yield f"    left out of it: {', '.join(timeline.left_out)}, which followed the step"
-    if "evaluation" in timeline.left_out and _evaluates_always(result.whole):
+    if "evaluation" in timeline.left_out and _evaluates_always(stage):
         yield (
             "    every step is followed by forwards without gradients (an evaluation, or generated "
             "texts), whose seconds are not known"

@@ -1,9 +1,11 @@
 """Lines of a report on what the rehearsed steps did not show."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from launcher.tools.rehearse.stage import Stage
 from launcher.tools.watch.folder import all_seen
+from launcher.util.sizes import gib
 
 
 def unseen_lines(stage: Stage) -> Iterator[str]:
@@ -22,17 +24,26 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
                 "    a second step would need more: its forward and backward run beside the "
                 "optimizer's states, which the first one makes"
             )
+    for rank in stage.ranks[:1]:
+        for ended in rank.events("program_ended"):
+            yield from _of_optimizers(ended)
+            if kinds := ended.get("recurrent"):
+                yield (
+                    f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the "
+                    "null GPU lacks, may keep more or less for the backward"
+                )
 
-    ended = [event for rank in stage.ranks[:1] for event in rank.events("program_ended")]
-    for optimizer in [one for event in ended for one in event.get("unstepped", ())]:
+
+def _of_optimizers(ended: Mapping[str, Any]) -> Iterator[str]:
+    for optimizer in ended.get("unstepped", ()):
         yield (
             f"  not in it: the states of an optimizer that has not stepped: {optimizer['kind']} of "
             f"{optimizer['parameters']:,} parameters"
         )
-    if kinds := ended[0].get("recurrent") if ended else None:
+    for history in ended.get("histories", ()):
         yield (
-            f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the null "
-            "GPU lacks, may keep more or less for the backward"
+            f"  not in it: all {history['pairs']} pairs of vectors that {history['kind']} will "
+            f"keep, {gib(history['bytes'])}, of which it has {history['made']}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tell why a program's step cannot be priced."""
+"""Tell whether a program's step can be priced, and in which format it multiplies."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def unpriced(mode: type[Any]) -> str | None:
     if recurrent.used:
         return "torch's own kernels for recurrent networks take far longer than cuDNN's"
     return None
+
+
+def has_tf32() -> bool:
+    """Return True if products of fp32 are in TF32."""
+    products = torch.backends.cuda.matmul
+    # torch 2.9 and newer have this, too, and refuse to read the other once a program has set it
+    precision = getattr(products, "fp32_precision", None)
+    return bool(products.allow_tf32 if precision is None else precision == "tf32")
 
 
 def _is_compiled() -> bool:

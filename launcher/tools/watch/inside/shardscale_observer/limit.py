@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
+
+from shardscale_observer.reading import recurrent_networks
 
 _MOST = 5
 """A rehearsal takes at most as many times its steps for an optimizer that has not stepped."""
@@ -29,6 +32,26 @@ class Limit:
         if recorder.steps < least:
             return False
         return recorder.steps >= _MOST * least or not unstepped(recorder)
+
+
+def unseen(recorder: Any) -> dict[str, Any]:
+    """Return what the steps of a rehearsal have not shown."""
+    return {
+        "unstepped": unstepped(recorder),
+        "histories": list(_histories(recorder.optimizers)),
+        "recurrent": recurrent_networks(),
+    }
+
+
+def _histories(optimizers: Any) -> Iterator[dict[str, Any]]:
+    """Yield how many pairs of vectors each LBFGS will keep, and has: it gets some in every step."""
+    for one in optimizers:
+        pairs = one.param_groups[0].get("history_size")
+        if isinstance(pairs, int):
+            made = [len(state.get("old_dirs") or ()) for state in one.state.values()]
+            size = sum(parameter.nbytes for parameter in _parameters([one]))
+            kind = type(one).__name__
+            yield {"kind": kind, "pairs": pairs, "made": sum(made), "bytes": 2 * pairs * size}
 
 
 def unstepped(recorder: Any) -> list[dict[str, Any]]:

@@ -13,12 +13,12 @@ from shardscale_observer.compiled import COMPILED
 from shardscale_observer.guard import FAULTS
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
-from shardscale_observer.limit import Limit, unstepped
+from shardscale_observer.limit import Limit, unseen
 from shardscale_observer.owners import Owners
 from shardscale_observer.parts import outermost_first
 from shardscale_observer.phase_log import PhaseLog
 from shardscale_observer.rank_file import RankFile, is_distributed
-from shardscale_observer.reading import alive, libraries_in_use, recurrent_networks
+from shardscale_observer.reading import alive, libraries_in_use
 from shardscale_observer.sampler import Sampler
 
 LEDGER_STEPS = (1, 3)  # the first step, and one whose allocations repeat from then on
@@ -102,8 +102,7 @@ class Recorder:
             libraries=libraries_in_use(),
             has_optimizer=self.has_optimizer,
             turns=len(self.turns),
-            unstepped=unstepped(self) if self.rehearses else [],
-            recurrent=recurrent_networks(),
+            **(unseen(self) if self.rehearses else {}),
         )
         if self.device is not None:
             for gpu, peaks in self.peaks.others(self.device):
