@@ -1,5 +1,5 @@
-"""Groups of the host's memory, as Fabric's rank_zero_first and checkpoints open them, and a mesh
-of two dimensions, whose groups NCCL splits from one that is bound to a device."""
+"""Groups of the host's memory, as Fabric's rank_zero_first and checkpoints open them, and groups
+that NCCL splits from one which is bound to a device, as a mesh of two dimensions does."""
 
 import os
 import sys
@@ -7,16 +7,12 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
-if sys.argv[1] == "default":
-    dist.init_process_group()
-else:
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl", device_id=device)
-    mesh = init_device_mesh("cuda", (1, dist.get_world_size()), mesh_dim_names=("copies", "shards"))
-    assert [mesh["copies"].size(), mesh["shards"].size()] == [1, dist.get_world_size()]
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+dist.init_process_group(None if sys.argv[1] == "default" else "nccl", device_id=device)
+alone = dist.split_group(split_ranks=[[rank] for rank in range(dist.get_world_size())])
+assert dist.get_world_size(alone) == 1
+torch.cuda.set_device(device)
 group = dist.new_group(backend="gloo")
 group.monitored_barrier()
 dist.monitored_barrier(group)
