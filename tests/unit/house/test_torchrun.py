@@ -249,6 +249,7 @@ def test_a_node_says_that_it_waits(
 def agent_of_job(tmp_path: Path, nodes: str, port: int, *flags: str) -> "subprocess.Popen[str]":
     """Start an agent that meets others of its job on this machine."""
     meeting = [f"--nnodes={nodes}", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    meeting += ["--rdzv-conf=last_call_timeout=1"]  # s, in which more than the least nodes may join
     command = [str(TORCHRUN), *meeting, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "launcher.train"]
     (tmp_path / "text.txt").write_text("A text to train on. " * 500)
     command += ["--device=cpu", "--data=text.txt", "--tokenizer=byte", "--vocab-size=257"]
