@@ -179,17 +179,17 @@ def find_gpu(device_name: str | None) -> Gpu | None:
             return gpu
     for gpu in GPUS:
         if re.search(rf"\b(?:{gpu.pattern})(?!\d)", device_name, re.IGNORECASE):  # no A10 in A100
-            return gpu if _has_said_memory(gpu, device_name) else None
+            return gpu if _has_named_memory(gpu, device_name) else None
     return None
 
 
-def _has_said_memory(gpu: Gpu, device_name: str) -> bool:
+def _has_named_memory(gpu: Gpu, device_name: str) -> bool:
     """Return whether a GPU has the memory in a name, if there is any: Leonardo's `A100-SXM-64GB` is
     no A100 with 80 GB."""
-    said = re.search(r"\b(\d+) ?G(?:i?B)?\b", device_name, re.IGNORECASE)
-    if said is None or gpu.chip_link_bytes_per_s:  # a GH200's name has its host's memory
+    named = re.search(r"\b(\d+) ?G(?:i?B)?\b", device_name, re.IGNORECASE)
+    if named is None or gpu.chip_link_bytes_per_s:  # a GH200's name has its host's memory
         return True
-    return 0.85 < gpu.memory_gib / int(said[1]) < 1.05
+    return 0.85 < gpu.memory_gib / int(named[1]) < 1.05
 
 
 def cpu_name() -> str:

@@ -180,10 +180,8 @@ def memory_of_gpus() -> list[tuple[int, int]]:
     """Return (used, total) bytes of the GPUs that this process may use; takes none of either."""
     found = []
     for uuid in openable_gpus():
-        with contextlib.suppress(NvmlFault):
-            gpu = NvmlDevice.open(uuid)
+        with contextlib.suppress(NvmlFault), contextlib.closing(NvmlDevice.open(uuid)) as gpu:
             found.append(gpu.memory_bytes())
-            gpu.close()
     return found
 
 

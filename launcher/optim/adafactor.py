@@ -1,4 +1,4 @@
-"""Adafactor over whole parameters and over FSDP's rows, without waiting for the device."""
+"""Adafactor over whole parameters and FSDP's shards, without waiting for the device."""
 
 import math
 from collections.abc import Sequence

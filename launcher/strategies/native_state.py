@@ -43,7 +43,7 @@ def native_state(
 
 class NativeState:
     """`TrainingState` of single, DDP, FSDP2 and ZeRO 0: a module whose parameters are plain tensors
-    or rows of DTensors, and a torch optimizer over them.
+    or shards of DTensors, and a torch optimizer over them.
 
     Ranks that hold the same elements (all ranks of DDP, the replicas of hybrid FSDP) divide the
     writing of them evenly.

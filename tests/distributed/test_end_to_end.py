@@ -57,8 +57,8 @@ def values(folder: Path, name: str, *, rank: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_and_its_repetition(family: str, text: Path, single: Path, tmp_path: Path) -> None:
-    """Of ZeRO only: that sharded matrices compute the same bits each time is seen where they
-    continue from checkpoints."""
+    """Only ZeRO runs twice: runs that continue from checkpoints hold that sharded matrices compute
+    the same bits each time."""
     out = tmp_path / "run"
     flags_ = flags(text, micro_batch=4 if family == "single" else 2)  # accumulated twice
     done = torchrun(2, "-m", "launcher.train", *FAMILIES[family], *flags_, f"--out={out}")

@@ -1,4 +1,4 @@
-"""What the rehearsed steps have not shown, and what a report says of it."""
+"""Lines of a report on what the rehearsed steps have not shown."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How FSDP divides a parameter among ranks."""
+"""The division of a parameter among FSDP's ranks."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How the run of a reading computes: precision, loss and recomputation, as fields."""
+"""Precision, loss and recomputation of a reading's run, as fields."""
 
 from typing import Final
 

@@ -164,7 +164,7 @@ def test_the_first_sequences_are_the_same_for_every_batch_and_number_of_ranks(
 
 
 def test_windows_are_not_counted_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a million windows that takes a tenth of a second."""
+    """Counting a million windows takes a tenth of a second."""
     windows = EvaluationBatches._windows
     looks: list[EvaluationBatches] = []
 

@@ -1,4 +1,4 @@
-"""Where a rank's elements lie in whole tensors."""
+"""Places of a rank's elements in whole tensors."""
 
 from types import SimpleNamespace
 from typing import Any, cast

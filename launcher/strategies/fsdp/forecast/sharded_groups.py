@@ -14,7 +14,7 @@ from launcher.strategies.rank import Rank
 
 @dataclass(frozen=True)
 class Division:
-    """How the parameters of a rank are divided among those it shards with."""
+    """The division of a rank's parameters among those it shards with."""
 
     rank: Rank
     ranks: int

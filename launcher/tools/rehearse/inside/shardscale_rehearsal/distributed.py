@@ -38,7 +38,8 @@ def prepare(module: Any) -> None:
     if os.environ.get("SHARDSCALE_STAND_IN_ALONE") == "1":
         module.init_process_group = _alone(module.init_process_group)
         module.new_group = _without_gloo(module.new_group)
-        module.split_group = _by_new_groups(module)
+        if hasattr(module, "split_group"):
+            module.split_group = _by_new_groups(module)
         # torch allows it for Gloo groups only, and these are fake here
         module.monitored_barrier = _passes
         module.ProcessGroup.monitored_barrier = _passes
