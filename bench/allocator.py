@@ -29,7 +29,7 @@ from runs import ROOT, environment, table
 
 from launcher.forecast.fit import Verdict
 from launcher.measure.hardware import gpu_named
-from launcher.tools.rehearse import stand_in
+from launcher.tools.rehearse import null_gpu
 
 Row = dict[str, Any]
 PROCESSES = 2
@@ -58,7 +58,7 @@ def main() -> None:
     wanted = [name for name in (*names, *edge) if name not in known]
     random.Random(0).shuffle(wanted)  # so that what there is so far is of all kinds
     with tempfile.TemporaryDirectory() as folder:
-        environ = null_gpu(Path(folder))
+        environ = null_gpu_environment(Path(folder))
         for row in followed(wanted, Path(folder), environ):
             rows.append(row)
             if len(rows) % WRITE_EVERY == 0:
@@ -80,13 +80,13 @@ def write_results(rows: list[Row], path: Path) -> dict[str, Any]:
     return summary
 
 
-def null_gpu(folder: Path) -> dict[str, str]:
+def null_gpu_environment(folder: Path) -> dict[str, str]:
     """The environment of an H200 that computes nothing."""
     variables = environment()
     return {
         **variables,
-        **stand_in.environment(sys.executable, [gpu_named("h200")], inherited=variables),
-        "SHARDSCALE_STAND_IN_CHECKS": "true",  # ours ask whether a step is finite
+        **null_gpu.environment(sys.executable, [gpu_named("h200")], inherited=variables),
+        "SHARDSCALE_NULL_GPU_CHECKS": "true",  # ours ask whether a step is finite
         "XDG_CACHE_HOME": str(folder / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
@@ -221,6 +221,6 @@ def markdown(summary: dict[str, Any], rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    # Nothing of CUDA is imported here: the stand-ins are preloaded for the workers only.
+    # Nothing of CUDA is imported here: the null GPU is preloaded for the workers only.
     os.environ.pop("LD_PRELOAD", None)
     main()

@@ -8,7 +8,7 @@ reads and writes, and its FLOP; it is charged the longer of the two, at 90% of t
 of the matmul rate on a GPU's data sheet, by the type that is multiplied. The compiler's kernels are
 written down with its own estimate of their bytes. Sums are what no kernel
 can beat, and say which operators are worth another kernel; they are not a measurement of speed.
-Needs torch's CUDA build and a GPU or its stand-in (launcher/tools/rehearse): with the latter
+Needs torch's CUDA build and a GPU or the null GPU (launcher/tools/rehearse): with the latter
 allocator, streams, choice of kernels, launches and the host's time are real, and no kernel runs.
 """
 
@@ -44,7 +44,7 @@ IN_BACKWARD = ("--optimizer-in-backward", "--clip=0")
 # On a node of its own. Where no kernels run, a rank can run alone.
 FIRST_OF_TWO = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"},
-    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "SHARDSCALE_STAND_IN_ALONE": "1"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "SHARDSCALE_NULL_GPU_ALONE": "1"},
 }
 CASES: dict[str, tuple[str, ...]] = {
     "seed-134m fp32": (*SEED, "--precision=fp32"),
@@ -199,7 +199,7 @@ def main() -> None:
 
 def write(cases: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     """Print the cases, or write them after each, since all take minutes."""
-    ran = "no kernels run" if "SHARDSCALE_STAND_IN_GPUS" in os.environ else "a GPU"
+    ran = "no kernels run" if "SHARDSCALE_NULL_GPUS" in os.environ else "a GPU"
     first = options.gpu[0]
     text = (
         f"Real allocator, {ran}. Ideal time of the operators that were recorded, at "

@@ -149,8 +149,8 @@ def one_case(flags: Sequence[str], world: World) -> dict[str, Any]:
         take_step(engine, batch, lr, Phases(budget))
     take_step(engine, batch, lr, Phases(Budget()))  # in which CUDA graphs are recorded
     torch.cuda.reset_peak_memory_stats()
-    stands_in = "SHARDSCALE_STAND_IN_GPUS" in os.environ
-    launches = ctypes.CDLL(None).device_launches if stands_in else lambda: 0
+    is_null_gpu = "SHARDSCALE_NULL_GPUS" in os.environ
+    launches = ctypes.CDLL(None).device_launches if is_null_gpu else lambda: 0
     before = launches()
     take_step(engine, batch, lr, Phases(Budget()))
     launched = launches() - before
@@ -163,10 +163,10 @@ def one_case(flags: Sequence[str], world: World) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
-        "launches": launched if stands_in else None,
+        "launches": launched if is_null_gpu else None,
         "first_step_s": first_step_s,
         # With a GPU the host waits for it where a queue is full.
-        "host_ms": statistics.median(host_ms) if stands_in else None,
+        "host_ms": statistics.median(host_ms) if is_null_gpu else None,
         "rows": [
             {"phase": phase, "operator": operator, "types": types, **counted(row)}
             for (phase, operator, types), row in budget.rows.items()

@@ -29,7 +29,7 @@ from launcher.util.startup import (
 
 with importing():
     from launcher.measure.host_memory import Kills
-    from launcher.parallel import meeting
+    from launcher.parallel import rendezvous
     from launcher.parallel.world import OWN_AGENT
     from launcher.run.agent_signals import LEFT_TO_TORCH, AgentSignals
     from launcher.run.agreement import STOP_SIGNALS
@@ -120,12 +120,12 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
     outlive_readers()
     folder: Path | None = None
     fewest, _, most = args.nnodes.partition(":")  # torchrun's default is 1:1
-    # Else only the nodes' meeting will tell how many there are.
+    # Else only the rendezvous of the nodes tells how many there are.
     nodes = int(fewest) if most in ("", fewest) else None
     os.environ |= {OWN_AGENT: fewest if nodes else args.nnodes} | for_children()
     try:
         require_own_package()
-        _arrange_meeting(args, nodes)
+        _arrange_rendezvous(args, nodes)
         if nodes is not None:
             folder = _prepare_folder(args, nodes, ranks_per_node)
     except Stopped as stopped:
@@ -227,7 +227,7 @@ def _reported(folder: Path | None) -> dict[str, Any]:
     return {} if folder is None else RunFolder(folder).read_status()
 
 
-def _arrange_meeting(args: Any, nodes: int | None) -> None:
+def _arrange_rendezvous(args: Any, nodes: int | None) -> None:
     """Replace torch's rendezvous, which listens on all interfaces, by our own.
 
     Raises:
@@ -235,7 +235,7 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
     """
     if args.rdzv_backend == "static" and nodes != 1:
         if args.master_port is not None and args.node_rank == 0:
-            meeting.require_free(args.master_addr, args.master_port)
+            rendezvous.require_free(args.master_addr, args.master_port)
         return
     if args.rdzv_backend not in ("static", "c10d") or "store_type" in args.rdzv_conf:
         return
@@ -243,12 +243,12 @@ def _arrange_meeting(args: Any, nodes: int | None) -> None:
         # Below torch 2.13 --master-port is 29500 where none is given.
         port = 0 if args.standalone else args.master_port or 0
         if args.rdzv_endpoint:
-            _, port = meeting.endpoint_of(args.rdzv_endpoint)
-        meeting.require_free(meeting.LOOPBACK, port)
-        args.rdzv_endpoint, args.rdzv_id = f"{meeting.LOOPBACK}:{port}", str(uuid.uuid4())
-        args.local_addr = meeting.LOOPBACK
-    args.standalone, args.rdzv_backend = False, meeting.BACKEND
-    meeting.offer_rendezvous()
+            _, port = rendezvous.endpoint_of(args.rdzv_endpoint)
+        rendezvous.require_free(rendezvous.LOOPBACK, port)
+        args.rdzv_endpoint, args.rdzv_id = f"{rendezvous.LOOPBACK}:{port}", str(uuid.uuid4())
+        args.local_addr = rendezvous.LOOPBACK
+    args.standalone, args.rdzv_backend = False, rendezvous.BACKEND
+    rendezvous.offer_rendezvous()
 
 
 def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills: Kills) -> int:

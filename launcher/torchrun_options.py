@@ -75,7 +75,7 @@ def read_options(argv: Sequence[str]) -> Any:
     # torch logs a warning for an unknown name, and starts without the handler
     for name in args.signals_to_handle.split(","):
         _require(name in signal.Signals.__members__, f"--signals-to-handle {name}", "SIGTERM,...")
-    _check_meeting(args)
+    _check_rendezvous(args)
     if args.log_dir is not None:
         with naming("--log-dir"):
             folder = usable_path(args.log_dir)
@@ -93,7 +93,7 @@ def read_options(argv: Sequence[str]) -> Any:
     return args
 
 
-def _check_meeting(args: Any) -> None:
+def _check_rendezvous(args: Any) -> None:
     """Check the number of nodes and their rendezvous."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry, utils
 
@@ -103,7 +103,7 @@ def _check_meeting(args: Any) -> None:
     _require(0 <= args.node_rank < most, f"--node-rank {args.node_rank}", f"below --nnodes {most}")
     if args.standalone and most > 1:
         raise UserError(
-            f"--standalone is for one node, but --nnodes is {args.nnodes}: say where they meet, "
+            f"--standalone is for one node, but --nnodes is {args.nnodes}: give their rendezvous "
             "with --rdzv-backend c10d and --rdzv-endpoint HOST:PORT"
         )
     known = list(rendezvous_handler_registry._registry)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from machine import stands_in
+from machine import is_null_gpu
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -69,7 +69,7 @@ def milliseconds(call: Callable[[], object]) -> float | None:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end))
-    return None if stands_in() else round(statistics.median(times), 4)
+    return None if is_null_gpu() else round(statistics.median(times), 4)
 
 
 def attention() -> Iterator[Case]:

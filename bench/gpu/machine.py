@@ -24,8 +24,8 @@ def main() -> None:
         )
     properties = torch.cuda.get_device_properties(0)
     found = {
-        "name": f"stand-in for {properties.name}" if stands_in() else properties.name,
-        "figures": NO_KERNELS if stands_in() else "measured on this GPU",
+        "name": f"null GPU as {properties.name}" if is_null_gpu() else properties.name,
+        "figures": NO_KERNELS if is_null_gpu() else "measured on this GPU",
         "memory_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
         "driver": driver(),
@@ -37,7 +37,7 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def stands_in() -> bool:
+def is_null_gpu() -> bool:
     """Return whether this is the null GPU: no other library counts launches by that name."""
     return hasattr(ctypes.CDLL(None), "device_launches")
 

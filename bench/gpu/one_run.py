@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from decoders import DECODERS, write_config
-from machine import stands_in
+from machine import is_null_gpu
 from runs import ROOT, Run
 
 from launcher.strategies.ledger import CATEGORIES
@@ -28,7 +28,7 @@ from launcher.util.processes import for_children
 BOUND = 0.0005  # of the planned peak; tests/nullgpu/test_ledger.py holds the same one
 LT_BYTES = 2 * 2**20 + 16 * 2**10  # for two handles of cuBLAS; tests/nullgpu/test_trains.py has it
 WARMUP_STEPS = 5
-STEPS = 12 if stands_in() else 40  # the stand-in skips all of them, and 20 in a row end a run
+STEPS = 12 if is_null_gpu() else 40  # the null GPU skips all of them, and 20 in a row end a run
 FLAGS = (
     *("--steps", str(STEPS), "--tokenizer", "byte", "--test-batches", "2"),
     *("--save-every=0", "--report-to=none"),
@@ -74,7 +74,7 @@ def figures(folder: Path) -> dict[str, Any]:
     found["skipped_steps"] = sum(not step["applied"] for step in steps)
     for name in PEAKS:
         found[name] = max((s[name] for s in steps if s.get(name) is not None), default=None)
-    if not stands_in() and (steady := steps[WARMUP_STEPS:]):
+    if not is_null_gpu() and (steady := steps[WARMUP_STEPS:]):
         found["step_s"] = statistics.median(step["duration_s"] for step in steady)
         found["tokens_per_s"] = steady[0]["tokens"] / found["step_s"]
     plan = content(folder / "summary.json").get("plan") or {}

@@ -50,7 +50,7 @@ def main() -> None:
         name = f"gpu-{slug(machine['name'])}"
         work, published = BUILD / name, ROOT / "bench" / "results" / name
         out = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
-        if out is None and machine["name"].startswith("stand-in"):
+        if out is None and machine["name"].startswith("null GPU"):
             refuse("results of the null GPU are no measurements: set OUT to another folder")
         results = Results(
             machine,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import stands_in
+from machine import is_null_gpu
 from runs import ROOT, table
 
 from launcher.measure.hardware import gpu_named
@@ -33,7 +33,7 @@ def main() -> None:
     rehearsed = {name: rehearsal(process) for name, process in started.items()}
     found = {}
     for name in PROGRAMS:
-        # On the stand-in this one is no measurement, but shows that the program ends.
+        # On the null GPU this one is no measurement, but shows that the program ends.
         found[name] = {"rehearsed": rehearsed[name], "measured": run(name)}
         (folder / "rehearsed.json").write_text(json.dumps(found, indent=1) + "\n")
         print(name, json.dumps(found[name]), flush=True)
@@ -71,7 +71,7 @@ def run(name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(lines[-1])
     except IndexError:
         return {"error": done.stderr[-2000:]}
-    return found | {"step_s": None} if stands_in() else found
+    return found | {"step_s": None} if is_null_gpu() else found
 
 
 HEADER = ("program", "allocated GiB", "measured", "reserved GiB", "measured", "s/step", "measured")

@@ -24,7 +24,7 @@ from launcher.measure.hardware import ASSUMED_NETWORK_BYTES_PER_S, cpu_name, fin
 from launcher.measure.host_memory import host_bytes
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
-from launcher.parallel.meeting import stay_on_this_node
+from launcher.parallel.rendezvous import stay_on_this_node
 from launcher.parallel.world import choose_device
 from launcher.util.errors import ExitCode, Failure, UserError, naming
 from launcher.util.files import check_new_file
@@ -132,13 +132,13 @@ def _run_ranks(
     context = multiprocessing.get_context("spawn")
     processes = []
     pipes: list[Connection[Any, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="shardscale-") as meeting:
+    with tempfile.TemporaryDirectory(prefix="shardscale-") as shared:
         try:
             for rank in range(nproc):
                 ours, theirs = context.Pipe(duplex=False)
                 disk = disk_folder if rank == 0 else None
                 who = (os.getpid(), rank, nproc)
-                arguments = (*who, device_type, model, effort, meeting, disk, theirs)
+                arguments = (*who, device_type, model, effort, shared, disk, theirs)
                 processes.append(context.Process(target=_rank, args=arguments, daemon=True))
                 with deaf_children():
                     processes[-1].start()
@@ -169,7 +169,7 @@ def _rank(
     device_type: str,
     model: ModelConfig,
     effort: Effort,
-    meeting: str,
+    shared: str,
     disk_folder: Path | None,
     pipe: "Connection[Any, Any]",
 ) -> None:
@@ -184,7 +184,7 @@ def _rank(
     if nproc > 1:
         dist.init_process_group(
             "nccl" if device_type == "cuda" else "gloo",
-            init_method=f"file://{meeting}/meeting",
+            init_method=f"file://{shared}/rendezvous",
             rank=rank,
             world_size=nproc,
             device_id=device if device_type == "cuda" else None,

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final, Self
 
 from launcher.config.arguments import with_micro_batch
-from launcher.parallel.meeting import LOOPBACK, listening_store
+from launcher.parallel.rendezvous import LOOPBACK, listening_store
 from launcher.util.errors import ExitCode, UserError
 from launcher.util.files import scratch_folder
 from launcher.util.processes import for_children

@@ -19,7 +19,7 @@ from launcher.util.sizes import GIB, MIB
 
 GPUS_PER_NODE = 8
 ASSUMED_NETWORK_BYTES_PER_S = 1.5625e9  # one link of 100 Gbit/s for 8 GPUs
-STAND_IN_GPUS: Final = "SHARDSCALE_STAND_IN_GPUS"
+NULL_GPUS: Final = "SHARDSCALE_NULL_GPUS"
 """Environment variable that describes the GPUs of a rehearsal."""
 
 
@@ -165,7 +165,7 @@ KNOWN_GPUS = ", ".join(gpu.name for gpu in GPUS)
 
 def is_rehearsal() -> bool:
     """Return whether this process sees null GPUs, whose seconds and context are no GPU's."""
-    return STAND_IN_GPUS in os.environ
+    return NULL_GPUS in os.environ
 
 
 @cache  # a plan asks for each of its choices

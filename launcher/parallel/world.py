@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from launcher.parallel.meeting import stay_on_this_node, store_of_ranks
+from launcher.parallel.rendezvous import stay_on_this_node, store_of_ranks
 from launcher.util.errors import Failure, UserError, one_line
 from launcher.util.flags import is_number
 from launcher.util.startup import allocator_variable, importing
@@ -145,7 +145,7 @@ def start(
         expandable_segments: of a GPU's allocator, where the user's variable leaves that open.
 
     Raises:
-        UserError: the environment does not say where ranks meet.
+        UserError: the environment lacks the rendezvous of the ranks.
         Failure: other ranks did not join in time.
     """
     place = place_from_environment()

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from launcher.parallel.meeting import LOOPBACK, listening_store
+from launcher.parallel.rendezvous import LOOPBACK, listening_store
 from launcher.strategies.zero.engine import import_deepspeed
 
 

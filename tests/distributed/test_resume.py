@@ -193,10 +193,10 @@ def test_damage_that_only_ranks_can_find_is_one_sentence(
     shutil.copytree(saved, tmp_path / "a", symlinks=True)
     for checkpoint in (tmp_path / "a" / "checkpoints").glob("step-*"):
         flip_a_bit(checkpoint)
-    meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    meeting += ["--rdzv-conf=last_call_timeout=1", "--nproc=2", "-m", "launcher.train"]
+    rendezvous = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    rendezvous += ["--rdzv-conf=last_call_timeout=1", "--nproc=2", "-m", "launcher.train"]
     flags = [*MODEL_FLAGS, f"--data={text}", "--resume=auto", f"--out={tmp_path / 'a'}"]
-    done = run([TORCHRUN, *meeting, *flags, f"--steps={STEPS + 1}"])
+    done = run([TORCHRUN, *rendezvous, *flags, f"--steps={STEPS + 1}"])
     assert done.returncode == 2
     assert done.stderr.count("is damaged: rank-00000.safetensors") == 1
     assert "Traceback" not in done.stderr

@@ -6,7 +6,7 @@ ENV is what a GPU machine has: Python 3.12, torch's CUDA build, NumPy, and nothi
 the plan's own (`--only default`). Results go to FOLDER/out; bytes in them are those of torch's real
 allocator with no kernels run. Parts that compare values or time kernels fail here, or say 0: they
 are recorded as failed, and the plan continues. Whether a step is finite is answered with "yes", or
-with SHARDSCALE_STAND_IN_CHECKS=false "no": DeepSpeed's parts ask for overflows, and need that.
+with SHARDSCALE_NULL_GPU_CHECKS=false "no": DeepSpeed's parts ask for overflows, and need that.
 """
 
 import os
@@ -24,8 +24,8 @@ PATIENCE = ("--minutes", "600", "--patience", "10")
 
 def main(folder: Path, flags: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    checks = os.environ.get("SHARDSCALE_STAND_IN_CHECKS", "true")
-    more = {"OUT": str(folder / "out"), "SHARDSCALE_STAND_IN_CHECKS": checks}
+    checks = os.environ.get("SHARDSCALE_NULL_GPU_CHECKS", "true")
+    more = {"OUT": str(folder / "out"), "SHARDSCALE_NULL_GPU_CHECKS": checks}
     python = os.environ.get("PYTHON", sys.executable)
     command = [python, "bench/gpu/plan.py", *PATIENCE, *flags]
     return subprocess.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.measure.hardware import gpu_named
-from launcher.tools.rehearse.stand_in import environment as stand_in
+from launcher.tools.rehearse.null_gpu import environment as null_gpu
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -52,12 +52,12 @@ def environment(
     python: str = sys.executable,
     gpus: int = 1,
 ) -> dict[str, str]:
-    """In which every program of `python` sees that many stand-ins for an H200."""
+    """In which every program of `python` sees that many null GPUs, each as an H200."""
     folder.mkdir(exist_ok=True)
     return {
         **os.environ,
-        **stand_in(python, [GPU] * gpus),
-        "SHARDSCALE_STAND_IN_CHECKS": "true",  # ours ask whether a step is finite
+        **null_gpu(python, [GPU] * gpus),
+        "SHARDSCALE_NULL_GPU_CHECKS": "true",  # ours ask whether a step is finite
         # What a run caches stays in the test.
         "XDG_CACHE_HOME": str(folder / "cache"),
         **(more or {}),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.measure.hardware import Gpu, gpu_named
-from launcher.tools.rehearse.stand_in import environment
+from launcher.tools.rehearse.null_gpu import environment
 
 H100, L4 = gpu_named("h100"), gpu_named("l4")
 

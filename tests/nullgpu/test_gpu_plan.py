@@ -31,7 +31,7 @@ def test_a_failed_comparison_is_recorded_and_the_next_part_runs(tmp_path: Path) 
     assert run["ledger"]["peak"]["measured"] > 2**30
     assert "step_s" not in run  # nothing has computed
     for record in records.values():
-        assert record["machine"]["name"] == "stand-in for NVIDIA H200"
+        assert record["machine"]["name"] == "null GPU as NVIDIA H200"
         assert record["machine"]["figures"] == "real allocator, no kernels run"
     assert (tmp_path / "out" / "records.tar.gz").stat().st_size > 0
 
@@ -45,4 +45,4 @@ def test_its_results_are_not_published(tmp_path: Path) -> None:
     assert done.stderr.endswith(
         "results of the null GPU are no measurements: set OUT to another folder\n"
     )
-    assert list((ROOT / "bench" / "results").glob("gpu-*stand-in*")) == []
+    assert list((ROOT / "bench" / "results").glob("gpu-*null-gpu*")) == []

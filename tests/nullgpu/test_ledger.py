@@ -32,11 +32,11 @@ CASES = {
     "rotated, flash, compiled": (*ROTATED, "--attention", "flash", "--compile", "on"),
 }
 FIRST_OF_TWO = {
-    "SHARDSCALE_STAND_IN_ALONE": "1",
+    "SHARDSCALE_NULL_GPU_ALONE": "1",
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
     **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
 }
-APPLIED = {"SHARDSCALE_STAND_IN_CHECKS": "false"}
+APPLIED = {"SHARDSCALE_NULL_GPU_CHECKS": "false"}
 BOUND = 0.0005  # of the peak
 
 

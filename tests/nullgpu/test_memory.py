@@ -69,7 +69,7 @@ def test_a_fraction_of_the_optimizer_is_in_host_memory(type_: str, tmp_path: Pat
         *("--zero", "3", "--precision", "bf16", "--layers", "6", "--no-pin-memory"),
         *("--global-batch", "8", "--offload-optimizer", "cpu", "--offload-fraction", "0.5"),
     )
-    more = {"SHARDSCALE_STAND_IN_CHECKS": "false"}  # no step has overflowed
+    more = {"SHARDSCALE_NULL_GPU_CHECKS": "false"}  # no step has overflowed
     run = train(tmp_path, *flags, *ADDED_IN[type_], more=more)
     assert run.code == 0, run.output[-4000:]
     (held,) = (record for record in run.records("ledger") if record["moment"] == "held")

@@ -26,7 +26,7 @@ def ranks(
     """Return what each rank has printed, in the order of ranks; `nproc` 0 is without torchrun."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}")
     command = [sys.executable, *(torchrun if nproc else ()), str(PROGRAMS / program), *words]
-    variables = environment(folder, {"SHARDSCALE_STAND_IN_CHECKS": "false"}, gpus=gpus)
+    variables = environment(folder, {"SHARDSCALE_NULL_GPU_CHECKS": "false"}, gpus=gpus)
     variables |= {"OMP_NUM_THREADS": "1", **(more or {})}
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300
@@ -76,7 +76,7 @@ def test_each_rank_holds_its_states(
 
 
 def test_one_rank_of_64_runs_alone(tmp_path: Path) -> None:
-    alone = {"SHARDSCALE_STAND_IN_ALONE": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "64"}
+    alone = {"SHARDSCALE_NULL_GPU_ALONE": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "64"}
     (found,) = ranks(tmp_path, 8, "sharded.py", "fsdp2", more=alone)
     assert found["between"] == 8 * STATES * LAYER_BYTES // 64 + WORKSPACES_BYTES
 

@@ -30,11 +30,11 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch.sparse.mm(model.weight.to_sparse(), model.weight)", "cuSPARSE"),
     ],
 )
-def test_a_library_that_the_stand_in_lacks_is_no_error_of_the_program(
+def test_a_library_that_the_null_gpu_lacks_is_no_error_of_the_program(
     line: str, library: str
 ) -> None:
     found = shardscale.rehearse(MODEL + line, gpu="T4")
-    assert (found.verdict, found.record["stand_in_lacks"]) == (None, library)
+    assert (found.verdict, found.record["null_gpu_lacks"]) == (None, library)
     headline, *report = repr(found).splitlines()
     assert headline.startswith("no verdict on T4")
     assert report[0].startswith(f"The program calls {library}, which the null GPU lacks: ")
@@ -51,7 +51,7 @@ def test_a_signal_from_outside_is_no_error_of_the_program() -> None:
 def test_an_error_before_the_first_step_is_said() -> None:
     lines = ["print(model.weight.sum().item())", 'raise ValueError("no data")']
     found = shardscale.rehearse([MODEL, *lines], gpu="T4")
-    assert (found.verdict, found.record["stand_in_lacks"]) == (None, None)
+    assert (found.verdict, found.record["null_gpu_lacks"]) == (None, None)
     report = repr(found).splitlines()
     assert report[1] == "The program ended with an error: ValueError: no data"
     assert report[2].startswith("  cell.py:5 in <module>: raise")

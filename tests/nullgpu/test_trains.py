@@ -8,7 +8,7 @@ from nullgpu.runs import MIB, Run, train
 
 from launcher.measure.hardware import gpu_named
 from launcher.strategies.ledger import CATEGORIES
-from launcher.tools.rehearse.stand_in import environment as stand_in
+from launcher.tools.rehearse.null_gpu import environment as null_gpu
 
 # torch keeps one for each handle of cuBLAS: the main thread's, and that of autograd's thread.
 # Beside them this small a model could be anything.
@@ -197,7 +197,7 @@ def test_deepspeed_trains_and_takes_what_was_predicted(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     # It asks the device whether a step has overflowed.
-    run = train(tmp_path, *flags, more={"SHARDSCALE_STAND_IN_CHECKS": "false"})
+    run = train(tmp_path, *flags, more={"SHARDSCALE_NULL_GPU_CHECKS": "false"})
     assert_trained(run)
     assert_as_predicted(run)
 
@@ -255,7 +255,7 @@ def test_attention_is_the_one_that_is_recorded(
 def test_the_default_precision_is_what_the_gpu_has(
     gpu: str, precision: str, reason: str, tmp_path: Path
 ) -> None:
-    run = train(tmp_path, more=stand_in(sys.executable, [gpu_named(gpu)]))
+    run = train(tmp_path, more=null_gpu(sys.executable, [gpu_named(gpu)]))
     assert run.code == 0, run.output[-4000:]
     first = next(line for line in run.output.splitlines() if "parameters, " in line)
     assert f"parameters, {precision} (auto: " in first
@@ -278,7 +278,7 @@ def test_what_is_compiled_by_default_is_said(
     run = train(
         tmp_path,
         *flags,
-        more={"SHARDSCALE_STAND_IN_CHECKS": "false"} if "--zero" in flags else None,
+        more={"SHARDSCALE_NULL_GPU_CHECKS": "false"} if "--zero" in flags else None,
     )
     assert run.code == 0, run.output[-4000:]
     lines = [line for line in run.output.splitlines() if "compile: " in line]

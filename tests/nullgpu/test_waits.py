@@ -13,7 +13,7 @@ LOG_EVERY = 6  # 20 skipped steps in a row, as every step is here, end a run
 WAITS = ("device_synchronize", "stream_synchronize", "event_synchronize", "blocking_copy")
 
 
-APPLIED = {"SHARDSCALE_STAND_IN_CHECKS": "false"}
+APPLIED = {"SHARDSCALE_NULL_GPU_CHECKS": "false"}
 """DeepSpeed asks whether a step has overflowed: one that is skipped waits less. And decoders of
 transformers are asked for values that nothing has set."""
 
@@ -28,7 +28,7 @@ def calls(
         *("--precision", "bf16", "--steps", str(steps), "--log-every", str(log_every)),
         *("--test-batches", "0", "--save-every=0", *flags),
         tiny="--model" not in flags,
-        more={"SHARDSCALE_STAND_IN_LOG": str(log), **(more or {})},
+        more={"SHARDSCALE_NULL_GPU_LOG": str(log), **(more or {})},
     )
     assert run.code == 0, run.output[-4000:]
     # Elsewhere the device decides, and the host waits alike.
@@ -101,7 +101,7 @@ def waits_of_ten_bare_steps(folder: Path, stage: int) -> int:
 def bare_calls(folder: Path, stage: int, steps: int) -> Counter[str]:
     log = folder / f"bare-{steps}.log"
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    more = {**APPLIED, **alone, "MASTER_PORT": "0", "SHARDSCALE_STAND_IN_LOG": str(log)}
+    more = {**APPLIED, **alone, "MASTER_PORT": "0", "SHARDSCALE_NULL_GPU_LOG": str(log)}
     more["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
     run = command(folder / "bare", "nullgpu.bare_deepspeed", str(stage), str(steps), more=more)
     assert run.code == 0, run.output[-4000:]

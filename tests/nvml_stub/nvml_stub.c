@@ -170,7 +170,7 @@ int nvmlShutdown(void) {
 
 const char *nvmlErrorString(int status) {
     (void)status;
-    return "an error of the stand-in";
+    return "an error of the stub";
 }
 
 int nvmlDeviceGetCount_v2(unsigned *out) {

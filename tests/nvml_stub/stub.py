@@ -1,4 +1,4 @@
-"""Builds the stand-in for libnvidia-ml.so.1 and runs jobs against it in processes of their own."""
+"""Builds the stub of libnvidia-ml.so.1 and runs jobs against it in processes of their own."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def build_stub(folder: Path, *flags: str) -> Path:
     """Compile libnvidia-ml.so.1 into `folder`, which then goes on LD_LIBRARY_PATH."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler (cc) to build the stand-in for NVML with")
+        pytest.skip("no C compiler (cc) to build the stub of NVML with")
     folder.mkdir(parents=True, exist_ok=True)
     name = "libnvidia-ml.so.1"
     command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]

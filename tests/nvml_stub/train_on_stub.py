@@ -1,4 +1,4 @@
-"""`launcher.train` on CPUs whose ranks take the stand-in's GPUs for their own.
+"""`launcher.train` on CPUs whose ranks take the stub's GPUs for their own.
 
 Only the answer to "which GPU does this rank compute on" comes from here, since there is no CUDA
 device to ask: $NVML_STUB_UUIDS names one GPU for each local rank.

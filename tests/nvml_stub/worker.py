@@ -122,7 +122,7 @@ def gpus(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def references() -> int | None:
-    """nvmlInit calls without their nvmlShutdown, as the stand-in counts them."""
+    """nvmlInit calls without their nvmlShutdown, as the stub counts them."""
     try:
         return int(ctypes.CDLL("libnvidia-ml.so.1").stub_references())
     except (OSError, AttributeError):

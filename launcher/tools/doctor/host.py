@@ -102,7 +102,7 @@ def locked_memory() -> Finding:
 
 
 def hostname() -> Finding:
-    """Resolve this machine's name, at which the ranks of several nodes meet."""
+    """Resolve this machine's name, the rendezvous of ranks on several nodes."""
     name = socket.gethostname()
     try:
         address = socket.getaddrinfo(name, None)[0][4][0]

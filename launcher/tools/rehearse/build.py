@@ -86,7 +86,7 @@ def built_for(python: str) -> Path:
             one, or a cache whose path the loader cannot take.
     """
     torch, compiler = torch_of(python), _compiler()
-    folder = default_cache_dir() / "stand-in" / _key(torch, compiler)
+    folder = default_cache_dir() / "null-gpu" / _key(torch, compiler)
     # ld.so splits LD_PRELOAD at both.
     if re.search(r"[\s:]", str(folder)):
         raise UserError(

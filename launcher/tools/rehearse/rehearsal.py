@@ -12,7 +12,7 @@ from typing import Any
 from launcher.forecast.fit import Verdict, verdict
 from launcher.measure.hardware import GPUS_PER_NODE, Gpu, gpu_named
 from launcher.measure.records import Status
-from launcher.tools.rehearse import stand_in
+from launcher.tools.rehearse import null_gpu
 from launcher.tools.rehearse.command import interpreter, ranks_per_node
 from launcher.tools.rehearse.seconds import StepSeconds, step_seconds
 from launcher.tools.rehearse.stage import Stage, read_stage
@@ -206,7 +206,7 @@ def _run(
 ) -> Stage:
     here = {"folder": str(folder.resolve())}
     environment = folders.observed_environment({**here, **settings}) | alone
-    environment |= stand_in.environment(interpreter(command), gpus, inherited=environment)
+    environment |= null_gpu.environment(interpreter(command), gpus, inherited=environment)
     folders.write_status(folder, Status(state="running", phase="start"))
     # standard output is for the report alone, which may be JSON
     code = run_program(command, environment, stdout_to_stderr=True)
@@ -234,7 +234,7 @@ def _alone(options: argparse.Namespace, command: Sequence[str], gpus: int) -> di
         )
     if rank != 0:
         raise UserError(f"--only-rank {rank}: rank 0 opens every group, so no other can run alone")
-    variables = {stand_in.ALONE: "1", stand_in.ONLY_RANK: str(rank)}
+    variables = {null_gpu.ALONE: "1", null_gpu.ONLY_RANK: str(rank)}
     if world is not None:
         # no launcher in the command sets these
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}

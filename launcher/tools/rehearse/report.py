@@ -99,7 +99,7 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
         "outside_bytes": outside_bytes(result.world_size),
         "steps": whole.steps,
         "status": dataclasses.asdict(result.stage.status),
-        "stand_in_lacks": lacking(whole),
+        "null_gpu_lacks": lacking(whole),
         "out_of_memory": [event for rank in result.stage.ranks for event in failures(rank)],
         "suggestions": suggestions(result),
         "ranks": ranks,

@@ -1,7 +1,7 @@
 """Every flag, given what no flag expects: each is accepted for a good reason or refused.
 
 The cases are made from the config itself, so that a new flag is covered without being named here.
-A case is the real `launcher.train`, forked from one process, up to where ranks would meet.
+A case is the real `launcher.train`, forked from one process, up to the rendezvous of the ranks.
 """
 
 import json

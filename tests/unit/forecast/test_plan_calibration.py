@@ -13,7 +13,7 @@ from launcher.forecast.calibration import KEPT, Calibration
 from launcher.forecast.candidates import choices, given_fields
 from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import parse_options
-from launcher.measure.hardware import STAND_IN_GPUS
+from launcher.measure.hardware import NULL_GPUS
 
 A100 = "A100-SXM4-40GB"
 MIB = 2**20
@@ -53,7 +53,7 @@ def test_what_says_nothing_of_the_machine_is_not_learnt(tmp_path: Path) -> None:
 
 
 def test_a_rehearsal_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STAND_IN_GPUS, "NVIDIA H200,150000000000,545259520,9,0,132,1")
+    monkeypatch.setenv(NULL_GPUS, "NVIDIA H200,150000000000,545259520,9,0,132,1")
     calibration = Calibration.load(tmp_path / "calibration.json")
     calibration.learn_fixed_bytes(A100, grouped=False, size_bytes=500 * MIB)
     calibration.learn_time(A100, "bf16", "ddp", ratio=0.22)

@@ -302,7 +302,7 @@ def test_without_a_gpu_it_says_so() -> None:
     [
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
-        ("stand-in for NVIDIA H200", "stand-in-for-h200"),
+        ("null GPU as NVIDIA H200", "null-gpu-as-h200"),
     ],
 )
 def test_each_gpu_has_its_own_folder(name: str, folder: str) -> None:

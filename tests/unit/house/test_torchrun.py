@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.run import other_nodes
-from launcher.torchrun import _arrange_meeting, split_command
+from launcher.torchrun import _arrange_rendezvous, split_command
 from launcher.torchrun_options import is_ours, read_options
 from launcher.util.errors import UserError
 
@@ -134,12 +134,14 @@ def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_node_alone_meets_on_a_free_port_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.parallel.meeting.offer_rendezvous", lambda: None, raising=False)
+    monkeypatch.setattr(
+        "launcher.parallel.rendezvous.offer_rendezvous", lambda: None, raising=False
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         # torch 2.11 and 2.12 have a default for --master-port.
         args = read_options(["--standalone", "-m", "launcher.train"])
         args.master_port = taken.getsockname()[1]
-        _arrange_meeting(args, nodes=1)
+        _arrange_rendezvous(args, nodes=1)
     assert args.rdzv_endpoint == "127.0.0.1:0"
 
 
@@ -248,9 +250,17 @@ def test_a_node_says_that_it_waits(
 
 def agent_of_job(tmp_path: Path, nodes: str, port: int, *flags: str) -> "subprocess.Popen[str]":
     """Start an agent that meets others of its job on this machine."""
-    meeting = [f"--nnodes={nodes}", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
-    meeting += ["--rdzv-conf=last_call_timeout=1"]  # s, in which more than the least nodes may join
-    command = [str(TORCHRUN), *meeting, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "launcher.train"]
+    rendezvous = [f"--nnodes={nodes}", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
+    rendezvous += [
+        "--rdzv-conf=last_call_timeout=1"
+    ]  # s, in which more than the least nodes may join
+    command = [
+        str(TORCHRUN),
+        *rendezvous,
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "-m",
+        "launcher.train",
+    ]
     (tmp_path / "text.txt").write_text("A text to train on. " * 500)
     command += ["--device=cpu", "--data=text.txt", "--tokenizer=byte", "--vocab-size=257"]
     command += ["--layers=1", "--d-model=16", "--heads=1", "--context=16", "--out=run", *flags]

@@ -66,7 +66,7 @@ def printed(program: str, *words: str, preloaded: str) -> str:
     environ = {
         **os.environ,
         "LD_PRELOAD": preloaded,
-        "SHARDSCALE_STAND_IN_HOST_BYTES": str(100 * MIB),
+        "SHARDSCALE_NULL_GPU_HOST_BYTES": str(100 * MIB),
     }
     command = [sys.executable, "-c", program, *words]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout

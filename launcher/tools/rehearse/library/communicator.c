@@ -36,11 +36,11 @@ static int make(Communicator **out, const char *key, int rank, int size) {
     new->sent = calloc(2 * size, sizeof *new->sent);
     new->received = new->sent + size;
     pthread_mutex_init(&new->mutex, NULL);
-    const char *alone = getenv("SHARDSCALE_STAND_IN_ALONE");
+    const char *alone = getenv("SHARDSCALE_NULL_GPU_ALONE");
     if (size > 1 && (!alone || strcmp(alone, "1"))) {
-        new->meeting = meeting_join(new->key, rank, size);
-        if (!new->meeting)
-            return fail(INTERNAL_ERROR, "rank %d of %d cannot meet the others", rank, size);
+        new->rendezvous = rendezvous_join(new->key, rank, size);
+        if (!new->rendezvous)
+            return fail(INTERNAL_ERROR, "rank %d of %d cannot join the rendezvous", rank, size);
     }
     *out = new;
     return SUCCESS;
@@ -102,7 +102,7 @@ int ncclCommSplit(Communicator *parent, int color, int key, Communicator **out, 
         return status;
     name_split(name, parent, color);
     /* A rank alone counts as the whole group in each of its parts. */
-    return make(out, name, parent->meeting ? rank : parent->rank, size);
+    return make(out, name, parent->rendezvous ? rank : parent->rank, size);
 }
 
 int ncclCommCount(const Communicator *its, int *out) {
@@ -132,8 +132,8 @@ int ncclCommFinalize(Communicator *its) {
 }
 
 int ncclCommDestroy(Communicator *its) {
-    if (its->meeting)
-        meeting_leave(its->meeting);
+    if (its->rendezvous)
+        rendezvous_leave(its->rendezvous);
     free(its->sent);
     free(its);
     return SUCCESS;
@@ -142,8 +142,8 @@ int ncclCommDestroy(Communicator *its) {
 /* Another thread may be waiting in a call, so nothing is freed. */
 int ncclCommAbort(Communicator *its) {
     its->aborted = 1;
-    if (its->meeting)
-        its->meeting->seats[its->rank].left = 1;
+    if (its->rendezvous)
+        its->rendezvous->seats[its->rank].left = 1;
     return SUCCESS;
 }
 

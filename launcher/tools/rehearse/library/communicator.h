@@ -1,15 +1,15 @@
 /* A communicator of NCCL's, as one of its ranks holds it. */
 #pragma once
-#include "meet.h"
+#include "rendezvous.h"
 #include <pthread.h>
 
 /* ncclResult_t */
 enum { SUCCESS, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
 
 typedef struct {
-    char key[40]; /* names the file where its ranks meet */
+    char key[40]; /* names the file of its rendezvous */
     int rank, size, device;
-    Meeting *meeting; /* NULL: this rank answers for all */
+    Rendezvous *rendezvous; /* NULL: this rank answers for all */
     pthread_mutex_t mutex;
     unsigned long collectives, splits, *sent, *received; /* calls so far; the last two per peer */
     atomic_int aborted;

@@ -47,7 +47,7 @@ static __thread int current;
 
 /* A GPU per `;`: name, total bytes, context's bytes, major, minor, multiprocessors, peer access. */
 static void read_machine(void) {
-    const char *text = getenv("SHARDSCALE_STAND_IN_GPUS");
+    const char *text = getenv("SHARDSCALE_NULL_GPUS");
     char *rest = strdup(text ? text : ""), *part;
     while ((part = strsep(&rest, ";")) && machine_count < MOST_DEVICES && *part) {
         Device *new = &machine[machine_count];
@@ -55,7 +55,7 @@ static void read_machine(void) {
         if (sscanf(part, "%95[^,],%zu,%zu,%d,%d,%d,%d", new->name, &new->total_bytes,
                    &new->context_bytes, &new->major, &new->minor, &new->multiprocessors, &peer)
             != 7) {
-            fprintf(stderr, "shardscale: SHARDSCALE_STAND_IN_GPUS describes no GPU: %s\n", part);
+            fprintf(stderr, "shardscale: SHARDSCALE_NULL_GPUS describes no GPU: %s\n", part);
             break;
         }
         new->peer_access = peer;
@@ -357,7 +357,7 @@ int device_attribute(int ordinal, int number) {
 }
 
 void note(const char *what, size_t bytes) {
-    const char *path = getenv("SHARDSCALE_STAND_IN_LOG");
+    const char *path = getenv("SHARDSCALE_NULL_GPU_LOG");
     if (!path)
         return;
     char line[128];

@@ -10,7 +10,7 @@
 
 enum { MOST_DEVICES = 64 };
 
-/* One GPU as $SHARDSCALE_STAND_IN_GPUS describes it. `number` is that of the machine, as NVML counts;
+/* One GPU as $SHARDSCALE_NULL_GPUS describes it. `number` is that of the machine, as NVML counts;
  * a process counts only those that $CUDA_VISIBLE_DEVICES leaves, in its order. */
 typedef struct {
     char name[96];
@@ -57,5 +57,5 @@ bool is_pinned(const void *address);
 /* What a device answers to an attribute's number, which runtime and driver have in common. */
 int device_attribute(int ordinal, int number);
 
-/* Append one line to the file that $SHARDSCALE_STAND_IN_LOG names. */
+/* Append one line to the file that $SHARDSCALE_NULL_GPU_LOG names. */
 void note(const char *what, size_t bytes);

@@ -33,7 +33,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void begin(void) {
-    const char *text = getenv("SHARDSCALE_STAND_IN_HOST_BYTES");
+    const char *text = getenv("SHARDSCALE_NULL_GPU_HOST_BYTES");
     if (!text)
         return;
     budget = strtoull(text, NULL, 10);

@@ -1,7 +1,7 @@
 /* Host memory of large tensors, which a rehearsal fills and seldom looks at.
  *
  * Blocks of at least LARGE bytes are counted per process. Those beyond the budget in
- * $SHARDSCALE_STAND_IN_HOST_BYTES share the pages of one chunk: they can be written and read, hold
+ * $SHARDSCALE_NULL_GPU_HOST_BYTES share the pages of one chunk: they can be written and read, hold
  * one another's values, and cost no memory. So a model that is larger than the machine's memory can
  * be built, loaded and cast on the host. A file of weights may be larger, too.
  */

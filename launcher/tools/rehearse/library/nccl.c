@@ -1,6 +1,6 @@
 /* libnccl: calls of a communicator. Each knows its rank and size. Messages of at most MOST_KEPT bytes,
  * or MOST_SENT from one rank to another unless they are torch's objects, travel between the processes
- * (meet.h) and are reduced for real where their values are known; of larger ones nothing is there, so
+ * (rendezvous.h) and are reduced for real where their values are known; of larger ones nothing is there, so
  * nobody waits for them.
  *
  * A call returns when its message has arrived, as if the stream had been waited for. In a group
@@ -132,14 +132,14 @@ static void fill(Entry *entry, char *values, const Call *call) {
 /* 1: has happened, 0: has to wait, below 0: the error's code. */
 static int progress_collective(Call *call, int *waits_for) {
     Communicator *its = call->communicator;
-    Meeting *meeting = its->meeting;
-    Seat *own = &meeting->seats[its->rank];
+    Rendezvous *rendezvous = its->rendezvous;
+    Seat *own = &rendezvous->seats[its->rank];
     unsigned long slot = call->number % ENTRIES;
     if (!call->posted) {
         if (own->posted != call->number)
             return *waits_for = its->rank, 0; /* another thread's call comes first */
         for (int rank = 0; rank < its->size; rank++)
-            if (meeting->seats[rank].done + ENTRIES <= call->number)
+            if (rendezvous->seats[rank].done + ENTRIES <= call->number)
                 return *waits_for = rank, 0;
         fill(&own->entries[slot], own->values[slot], call);
         own->posted = call->number + 1;
@@ -148,11 +148,11 @@ static int progress_collective(Call *call, int *waits_for) {
     Entry *entries[its->size];
     const char *values[its->size];
     for (int rank = 0; rank < its->size; rank++) {
-        entries[rank] = &meeting->seats[rank].entries[slot];
-        values[rank] = meeting->seats[rank].values[slot];
+        entries[rank] = &rendezvous->seats[rank].entries[slot];
+        values[rank] = rendezvous->seats[rank].values[slot];
         if (!needs(call, rank))
             continue;
-        if (meeting->seats[rank].posted <= call->number)
+        if (rendezvous->seats[rank].posted <= call->number)
             return *waits_for = rank, 0;
         if (entries[rank]->operation != (int)call->kind || entries[rank]->bytes != call->bytes)
             return -fail(INVALID_USAGE,
@@ -172,7 +172,7 @@ static int progress_pair(Call *call, int *waits_for) {
     Communicator *its = call->communicator;
     bool sends = call->kind == SEND;
     int from = sends ? its->rank : call->root, to = sends ? call->root : its->rank;
-    Pipe *pipe = &its->meeting->pipes[from * its->size + to];
+    Pipe *pipe = &its->rendezvous->pipes[from * its->size + to];
     Entry *entry = &pipe->entries[call->number % ENTRIES];
     char *values = pipe->values[call->number % ENTRIES];
     *waits_for = call->root;
@@ -230,7 +230,7 @@ static double now_s(void) {
 }
 
 static double timeout_s(void) {
-    const char *text = getenv("SHARDSCALE_STAND_IN_TIMEOUT_S");
+    const char *text = getenv("SHARDSCALE_NULL_GPU_TIMEOUT_S");
     return text ? atof(text) : 1800;
 }
 
@@ -266,9 +266,9 @@ static int run(Call *first) {
         Communicator *its = waiting->communicator;
         if (its->aborted)
             return INTERNAL_ERROR;
-        const char *absence = meeting_absence(its->meeting, waits_for);
+        const char *absence = rendezvous_absence(its->rendezvous, waits_for);
         if (!absence && now_s() > until)
-            absence = its->meeting->seats[waits_for].process ? "has not called it in time"
+            absence = its->rendezvous->seats[waits_for].process ? "has not called it in time"
                                                              : "has never joined the group";
         bool sure = absence && suspect == waits_for; /* it may have posted just before */
         suspect = absence ? waits_for : -1;
@@ -289,7 +289,7 @@ static int start(Call call) {
             set_values(call.to, NULL, result_bytes(&call), false);
         return SUCCESS;
     }
-    if (!its->meeting) {
+    if (!its->rendezvous) {
         answer_alone(&call);
         return SUCCESS;
     }

@@ -1,7 +1,7 @@
 /* libcudart: memory, copies, streams, events and launches that are done before they begin.
  *
  * A kernel's results are never there, so a copy to the host brings zeros, but for a single byte, a
- * check's answer, which is "true" unless $SHARDSCALE_STAND_IN_CHECKS is something else. Small copies
+ * check's answer, which is "true" unless $SHARDSCALE_NULL_GPU_CHECKS is something else. Small copies
  * from the host come back as they were, until the next kernel may have written over them: DeepSpeed
  * compares the lists of ranks on the device.
  */
@@ -258,7 +258,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
 
 /* Copies. */
 static bool checks_are_true(void) {
-    const char *answer = getenv("SHARDSCALE_STAND_IN_CHECKS");
+    const char *answer = getenv("SHARDSCALE_NULL_GPU_CHECKS");
     return !answer || !strcmp(answer, "true");
 }
 

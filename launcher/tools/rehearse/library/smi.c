@@ -78,7 +78,7 @@ int main(int count, char **words) {
         else if ((!strcmp(words[i], "-i") || !strcmp(words[i], "--id")) && i + 1 < count)
             only = words[++i];
         else {
-            fprintf(stderr, "shardscale: the stand-in's nvidia-smi has no %s: it answers -L, and "
+            fprintf(stderr, "shardscale: the null GPU's nvidia-smi has no %s: it answers -L, and "
                     "--query-gpu=... --format=csv\n", words[i]);
             return 2;
         }

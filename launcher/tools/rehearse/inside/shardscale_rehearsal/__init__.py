@@ -19,7 +19,7 @@ def begin() -> None:
     """Arrange for each library to be prepared after its import, where the null GPU is loaded."""
     if not hasattr(ctypes.CDLL(None), "shardscale_follow"):
         return
-    only = os.environ.get("SHARDSCALE_STAND_IN_RANK")
+    only = os.environ.get("SHARDSCALE_NULL_GPU_RANK")
     if None not in (only, os.environ.get("RANK")) and only != os.environ["RANK"]:
         os._exit(0)  # one rank runs alone, and this is another
     from shardscale_rehearsal import (

@@ -35,7 +35,7 @@ def prepare(module: Any) -> None:
     for function in OBJECT_COLLECTIVES:
         if hasattr(module, function):
             setattr(module, function, _followed(getattr(module, function)))
-    if os.environ.get("SHARDSCALE_STAND_IN_ALONE") == "1":
+    if os.environ.get("SHARDSCALE_NULL_GPU_ALONE") == "1":
         module.init_process_group = _alone(module.init_process_group)
         module.new_group = _without_gloo(module.new_group)
         if hasattr(module, "split_group"):

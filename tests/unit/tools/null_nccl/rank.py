@@ -1,4 +1,4 @@
-"""One rank on the stand-in for NCCL: `rank.py LIBRARY SCENARIO RANK SIZE ID`, results as JSON."""
+"""One rank on the null NCCL: `rank.py LIBRARY SCENARIO RANK SIZE ID`, results as JSON."""
 
 import ctypes
 import json

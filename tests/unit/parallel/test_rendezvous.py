@@ -1,4 +1,4 @@
-"""Where ranks meet."""
+"""The rendezvous of ranks on one node."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from launcher.parallel.meeting import stay_on_this_node
+from launcher.parallel.rendezvous import stay_on_this_node
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-/* The device of the stand-in for NCCL, without CUDA: addresses from 2^44 on. */
+/* The device of the null NCCL, without CUDA: addresses from 2^44 on. */
 #include "device.h"
 #include <stdint.h>
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher.measure.hardware import GPUS, Gpu, find_gpu, gpu_named
 from launcher.tools.rehearse.build import built_for, torch_of
-from launcher.tools.rehearse.stand_in import cuda_name, environment
+from launcher.tools.rehearse.null_gpu import cuda_name, environment
 from launcher.util.errors import UserError
 
 
@@ -73,7 +73,7 @@ def test_a_build_without_headers_is_one_sentence(
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(UserError, match=r"cannot compile the null GPU .*cu\w+\.h"):
         built_for(interpreter(tmp_path, CUDA))
-    assert list((tmp_path / "cache" / "stand-in").glob("*/")) == []  # nothing half
+    assert list((tmp_path / "cache" / "null-gpu").glob("*/")) == []  # nothing half
 
 
 @pytest.mark.parametrize("name", ["with space", "with:colon"])

@@ -1,5 +1,5 @@
-/* Where the processes of one communicator meet: a file that all map, with a seat per rank and a pipe
- * per pair. Each has a ring of entries, so that a rank may be some messages ahead of another. */
+/* The rendezvous of the processes of one communicator: a file that all map, with a seat per rank and
+ * a pipe per pair. Each has a ring of entries, so that a rank may be some messages ahead of another. */
 #pragma once
 #include "kept.h"
 #include <stdatomic.h>
@@ -39,11 +39,11 @@ typedef struct {
     void *memory;
     Seat *seats;
     Pipe *pipes; /* from * size + to */
-} Meeting;
+} Rendezvous;
 
 /* Join as a rank; NULL, with a sentence, where there is no room for the file. Waits for nobody. */
-Meeting *meeting_join(const char *key, int rank, int size);
-void meeting_leave(Meeting *meeting);
+Rendezvous *rendezvous_join(const char *key, int rank, int size);
+void rendezvous_leave(Rendezvous *rendezvous);
 
 /* Why `rank` will never come: a sentence's end, or NULL. */
-const char *meeting_absence(const Meeting *meeting, int rank);
+const char *rendezvous_absence(const Rendezvous *rendezvous, int rank);

@@ -58,7 +58,7 @@ def require_free(host: str, port: int) -> None:
 
 def _listen(host: str, port: int, *, nodes: int) -> socket.socket:
     if not 0 <= port < 1 << 16:
-        raise UserError(f"port {port}, where the ranks would meet, must be 0 to {(1 << 16) - 1}")
+        raise UserError(f"port {port} of the rendezvous must be 0 to {(1 << 16) - 1}")
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, _, _, _, address = found[0]
     # A node's name may mean the loopback on that node alone (Debian's /etc/hosts).
@@ -69,7 +69,7 @@ def _listen(host: str, port: int, *, nodes: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"port {port} of {host}, where the ranks would meet, is in use: give another "
+                f"port {port} of {host}, for the rendezvous of the ranks, is in use: give another "
                 "--master-port (MASTER_PORT), or none for a free one"
             ) from None
         if error.errno != errno.EADDRNOTAVAIL:
@@ -97,7 +97,7 @@ def store_of_ranks(rank: int, size: int, *, nodes: int, timeout: timedelta) -> S
 
 
 def stay_on_this_node() -> None:
-    """Have gloo and NCCL meet over the loopback, unless the user has chosen an interface."""
+    """Have gloo and NCCL connect over the loopback, unless the user has chosen an interface."""
     for _, name in socket.if_nameindex():
         if name.startswith("lo"):  # else they choose, as torch leaves it to them
             for library in ("GLOO", "NCCL"):

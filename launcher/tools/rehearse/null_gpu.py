@@ -4,12 +4,12 @@ The library answers for CUDA's runtime and driver, cuBLAS, cuDNN's attention, NC
 memory is counted and costs no host memory. A kernel is counted and not run; bytes that the host has
 sent to the device are kept (64 KiB at most per copy) until the next kernel, all others read as 0. A
 single byte that is not known is a check's answer (has a step overflowed?): false, or what
-$SHARDSCALE_STAND_IN_CHECKS says. Messages of at most 64 KiB travel between the processes of a
-communicator. $SHARDSCALE_STAND_IN_ALONE=1 lets one rank, with RANK and WORLD_SIZE set, run without
-the others, which answer as it does; ranks that a launcher starts besides $SHARDSCALE_STAND_IN_RANK
-end at once. Tensors of the host beyond $SHARDSCALE_STAND_IN_HOST_BYTES per process, an eighth of
-what is free, share their pages (library/host.h). $SHARDSCALE_STAND_IN_TIMEOUT_S is how long a rank
-waits for another (1800). $SHARDSCALE_STAND_IN_LOG names a file for each wait and read.
+$SHARDSCALE_NULL_GPU_CHECKS says. Messages of at most 64 KiB travel between the processes of a
+communicator. $SHARDSCALE_NULL_GPU_ALONE=1 lets one rank, with RANK and WORLD_SIZE set, run without
+the others, which answer as it does; ranks that a launcher starts besides $SHARDSCALE_NULL_GPU_RANK
+end at once. Tensors of the host beyond $SHARDSCALE_NULL_GPU_HOST_BYTES per process, an eighth of
+what is free, share their pages (library/host.h). $SHARDSCALE_NULL_GPU_TIMEOUT_S is how long a rank
+waits for another (1800). $SHARDSCALE_NULL_GPU_LOG names a file for each wait and read.
 """
 
 import os
@@ -18,15 +18,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.measure.hardware import CONTEXT_BYTES, STAND_IN_GPUS, Gpu
+from launcher.measure.hardware import CONTEXT_BYTES, NULL_GPUS, Gpu
 from launcher.measure.host_memory import available_host_bytes
 from launcher.tools import watch
 from launcher.tools.rehearse.build import built_for
 from launcher.util.errors import UserError
 
 MOST_GPUS = 64
-ALONE = "SHARDSCALE_STAND_IN_ALONE"
-ONLY_RANK = "SHARDSCALE_STAND_IN_RANK"
+ALONE = "SHARDSCALE_NULL_GPU_ALONE"
+ONLY_RANK = "SHARDSCALE_NULL_GPU_RANK"
 PRELOADED = "libcuda.so.1"
 INSIDE = Path(__file__).parent / "inside"
 """Code for the program's own interpreter: needs the standard library and its torch only."""
@@ -94,14 +94,16 @@ def environment(
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
         # No kernel can be timed against another, and to compile all of them takes minutes.
         **{name: before.get(name, "ATEN") for name in _AUTOTUNED},
-        STAND_IN_GPUS: ";".join(map(_described, gpus)),
-        "SHARDSCALE_STAND_IN_CHECKS": before.get("SHARDSCALE_STAND_IN_CHECKS", "false"),
-        "SHARDSCALE_STAND_IN_HOST_BYTES": before.get(
-            "SHARDSCALE_STAND_IN_HOST_BYTES",
+        NULL_GPUS: ";".join(map(_described, gpus)),
+        "SHARDSCALE_NULL_GPU_CHECKS": before.get("SHARDSCALE_NULL_GPU_CHECKS", "false"),
+        "SHARDSCALE_NULL_GPU_HOST_BYTES": before.get(
+            "SHARDSCALE_NULL_GPU_HOST_BYTES",
             str(available_host_bytes() // (8 * len(gpus))),
         ),
-        # Where processes meet: the same for all of them, whatever each one's TMPDIR.
-        "SHARDSCALE_STAND_IN_MEET": before.get("SHARDSCALE_STAND_IN_MEET", tempfile.gettempdir()),
+        # of all processes: the same for all of them, whatever each one's TMPDIR.
+        "SHARDSCALE_NULL_GPU_RENDEZVOUS": before.get(
+            "SHARDSCALE_NULL_GPU_RENDEZVOUS", tempfile.gettempdir()
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""The stand-in for NCCL between real processes: what is small travels and is reduced for real."""
+"""The null NCCL between real processes: what is small travels and is reduced for real."""
 
 import itertools
 import json
@@ -14,8 +14,8 @@ import pytest
 
 from launcher.tools.rehearse.build import FLAGS, SOURCES
 
-HERE = Path(__file__).parent / "nccl_stand_in"
-PARTS = ("nccl", "communicator", "meet", "reduce", "kept", "timeline", "watchdog")
+HERE = Path(__file__).parent / "null_nccl"
+PARTS = ("nccl", "communicator", "rendezvous", "reduce", "kept", "timeline", "watchdog")
 KEYS = itertools.count()
 
 
@@ -23,7 +23,7 @@ KEYS = itertools.count()
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("gcc")
     if compiler is None:
-        pytest.skip("no gcc to build the stand-in for NCCL with")
+        pytest.skip("no gcc to build the null NCCL with")
     path = tmp_path_factory.mktemp("nccl") / "nccl.so"
     sources = [*(SOURCES / f"{name}.c" for name in PARTS), HERE / "one_device.c"]
     output = ("-o", str(path), "-lm")
@@ -37,7 +37,7 @@ def ranks(
 ) -> list[tuple[dict[str, Any], str]]:
     """Run a scenario; return what each rank has found, and what it has said on stderr."""
     folder, key = library.parent, f"key{next(KEYS)}"
-    environ = {"SHARDSCALE_STAND_IN_MEET": str(folder), **variables}
+    environ = {"SHARDSCALE_NULL_GPU_RENDEZVOUS": str(folder), **variables}
     started = [
         subprocess.Popen(
             [sys.executable, str(HERE / "rank.py"), str(library), scenario, *words, key],
@@ -122,7 +122,7 @@ def test_a_rank_that_has_ended_is_named(library: Path) -> None:
 
 
 def test_a_rank_that_never_comes_is_named(library: Path) -> None:
-    late = {"SHARDSCALE_STAND_IN_TIMEOUT_S": "0.2"}
+    late = {"SHARDSCALE_NULL_GPU_TIMEOUT_S": "0.2"}
     ((found, said),) = ranks(library, "disagree", 2, only=0, **late)
     assert found["code"] == 6
     assert said == (
@@ -141,7 +141,7 @@ def test_ranks_that_call_different_things_are_told(library: Path) -> None:
 
 
 def test_one_rank_answers_for_all(library: Path) -> None:
-    ((found, said),) = ranks(library, "alone", 4, only=2, SHARDSCALE_STAND_IN_ALONE="1")
+    ((found, said),) = ranks(library, "alone", 4, only=2, SHARDSCALE_NULL_GPU_ALONE="1")
     assert said == ""
     assert found["int64 0"] == [12, 120]  # four times its own
     assert found["float 4"] == [3, 30]
