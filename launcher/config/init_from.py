@@ -50,14 +50,14 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
                 "--init-from out"
             )
         model, words = _model_in(folder, read_config, config.model.decoder)
-    _check_adapters(config, model)
+    _check_adapters(config, model, given)
     _check_shape(config.model, model, words, named_by_user="model" in given)
     kept = {f.name: getattr(config.model, f.name) for f in dataclasses.fields(config.model)}
     fields = {name: value for name, value in kept.items() if value is not None}
     fields = {name: fields[name] for name in fields if name not in ("model", "decoder")}
-    if model.lora is not None and config.model.lora_rank is None:
-        # the folder's adapters, not the defaults of flags that are not given
-        for name in LORA:
+    if model.lora is not None:
+        # the folder's adapters and their base, not the defaults of flags that are not given
+        for name in {*LORA, "quantize_base"}.difference(given):
             fields.pop(name, None)
     changes: dict[str, Any] = words | fields
     if config.data.tokenizer == "bpe" and (found := _tokenizer_in(folder, read_config)) is not None:
@@ -110,9 +110,10 @@ def _model_in(
 
 def _words(model: ModelConfig, name: str) -> dict[str, Any]:
     """Return a model as fields of RunConfig; `name` is that of its config, for `--model`."""
-    if isinstance(model, ForeignConfig):
-        return {"model": name, "decoder": "transformers"}
-    return {**in_words(model), "decoder": "auto"}
+    own = not isinstance(model, ForeignConfig)
+    shape = in_words(model) if own else {"model": name, **adapter_flags(model.lora)}
+    decoder = "auto" if own else "transformers"
+    return {**shape, "decoder": decoder, "quantize_base": model.quantize_base}
 
 
 def in_words(model: ModelConfig) -> dict[str, Any]:
@@ -166,14 +167,16 @@ def _check_shape(
         )
 
 
-def _check_adapters(config: RunConfig, model: ModelConfig) -> None:
-    """Reject adapters other than those that the folder holds."""
-    if model.lora is None or config.model.lora_rank is None:
+def _check_adapters(config: RunConfig, model: ModelConfig, given: Collection[str]) -> None:
+    """Reject flags of other adapters than those that the folder holds."""
+    if model.lora is None:
         return
-    own, given = adapter_flags(model.lora), adapter_flags(config.model.build_lora())
-    changed = [name for name in CHANGES_ADAPTERS if own[name] != given[name]]
+    rank = config.model.lora_rank or model.lora.rank
+    asked = dataclasses.replace(config.model, lora_rank=rank).build_lora()
+    own, other = adapter_flags(model.lora), adapter_flags(asked)
+    changed = [name for name in CHANGES_ADAPTERS if name in given and own[name] != other[name]]
     if changed:
-        here, there = (as_flags({name: one[name] for name in changed}) for one in (given, own))
+        here, there = (as_flags({name: one[name] for name in changed}) for one in (other, own))
         raise UserError(
             f"{here} differs from --init-from {config.model.init_from}, whose adapters have "
             f"{there}: leave it out, or merge them first with shardscale export --merge"

@@ -176,10 +176,10 @@ class ModelChoice:
         return model
 
     def build_lora(self) -> Lora | None:
-        """Return the adapters, if any; raises ValueError for impossible ones.
+        """Return the adapters, if any.
 
         Raises:
-            UserError: flags of adapters without a rank.
+            UserError: flags of adapters without a rank, or of impossible ones.
         """
         if self.lora_rank is None:
             for field in dataclasses.fields(self):
@@ -190,13 +190,16 @@ class ModelChoice:
         require_range("--lora-rank", self.lora_rank, 1, MOST_RANK)
         require_at_most(self, "lora_alpha", most=MOST_ALPHA)
         names = tuple(name.strip() for name in self.lora_targets.split(","))
-        return Lora(
-            rank=self.lora_rank,
-            alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
-            dropout=self.lora_dropout,
-            targets=PROJECTIONS if names == ("all",) else names,
-            rslora=self.rslora,
-        )
+        try:
+            return Lora(
+                rank=self.lora_rank,
+                alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
+                dropout=self.lora_dropout,
+                targets=PROJECTIONS if names == ("all",) else names,
+                rslora=self.rslora,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
 
 def adapter_flags(lora: Lora | None) -> dict[str, Any]:

@@ -381,6 +381,26 @@ def test_a_model_beside_init_from_must_be_the_same(config_file: Path) -> None:
     )
 
 
+def test_a_folders_adapters_are_continued_unless_flags_say_otherwise(config_file: Path) -> None:
+    adapters = "lora_rank: 4\nlora_alpha: 16\nlora_targets: qkv\nquantize_base: nf4\n"
+    with (config_file.parent / "start" / "config.yaml").open("a") as run:
+        run.write(adapters)
+    continued = parse_run_config(["--init-from=start"]).model
+    assert (continued.lora_rank, continued.lora_alpha, continued.lora_targets) == (4, 16, "qkv")
+    assert continued.quantize_base == "nf4"
+    assert parse_run_config(["--init-from=start", "--lora-rank=4"]).model == continued
+    flags = ["--lora-dropout=0.3", "--quantize-base=none"]
+    changed = parse_run_config(["--init-from=start", *flags]).model
+    assert (changed.lora_dropout, changed.quantize_base) == (0.3, "none")
+    for other in ("--lora-alpha=64", "--lora-targets=all", "--rslora", "--lora-rank=8"):
+        with pytest.raises(
+            UserError, match=f"^{other[:8]}.* differs from --init-from start, whose"
+        ):
+            parse_run_config(["--init-from=start", other])
+    with pytest.raises(UserError, match=r"^lora_alpha -1.0 must be above 0"):
+        parse_run_config(["--init-from=start", "--lora-alpha=-1"])
+
+
 def test_removed_fields_of_a_file_become_todays(config_file: Path) -> None:
     config_file.write_text("data_stream: 2GB\ndata: hf:NAME@train\nsdpa_backend: math\n")
     config = parse_run_config([f"--config={config_file}"])

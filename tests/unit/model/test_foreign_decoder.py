@@ -482,6 +482,15 @@ def test_a_config_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         parse_run_config(["--model", "hf:a/b", "--init-from", str(tmp_path)])
 
 
+def test_the_adapters_of_a_run_of_transformers_decoder_are_continued(tmp_path: Path) -> None:
+    config = written(tmp_path, "gemma2")
+    (tmp_path / "run").mkdir()
+    text = f"model: {config}\ndecoder: transformers\nlora_rank: 2\nlora_targets: q_proj,k_proj\n"
+    (tmp_path / "run" / "config.yaml").write_text(text)
+    continued = parse_run_config(["--init-from", str(tmp_path / "run")]).model
+    assert (continued.lora_rank, continued.lora_targets) == (2, "q_proj,k_proj")
+
+
 def test_tokens_per_expert_are_counted_once_per_step() -> None:
     counts = torch.tensor([[4.0, 4.0, 4.0, 4.0], [8.0, 8.0, 0.0, 0.0]])
     assert load_of(counts).tolist() == pytest.approx([0.0, 2.0, (1.0 + 0.5) / 2])
