@@ -24,6 +24,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "--reduce-each-micro-batch",
         _BF16,
     ),
+    "fsdp-sgd": ("--strategy=fsdp", "--optimizer=sgd"),
     "fsdp-offload": ("--strategy=fsdp", "--offload-param=cpu", _BF16),
     "zero0": ("--zero=0",),
     "zero1": ("--zero=1",),

@@ -240,6 +240,14 @@ def test_out_of_memory_that_the_program_turns_into_another_error(end: str) -> No
     assert "  cell.py:7 in main: optimizer.step()" in repr(found)
 
 
+def test_out_of_memory_of_a_program_that_starts_only_once() -> None:
+    once = 'import os; os.mkdir("out")'  # as trainers that overwrite nothing
+    found = shardscale.rehearse([once, LARGE_STATES.format(end="raise")], gpu="T4")
+    assert found.verdict == "does not fit"
+    assert found.record["ranks"][0]["allocated_peak_bytes"] > 2**33
+    assert "started again without a limit, it did not train" in repr(found)
+
+
 def test_out_of_memory_behind_a_whole_step() -> None:
     loop = """\
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -172,15 +173,21 @@ def test_rank_0_runs_alone_and_writes_a_snapshot(tmp_path: Path) -> None:
     assert "loop.py:" in shown.stdout, shown.stdout + shown.stderr
 
 
-@pytest.mark.parametrize("how", ["default", "nccl"])
-def test_rank_0_alone_opens_groups_of_the_host(how: str, tmp_path: Path) -> None:
+def test_rank_0_alone_opens_groups_of_the_host(tmp_path: Path) -> None:
     program = str(Path(LOOP).with_name("host_groups.py"))
     flags = ("--gpu", "H100", "--only-rank", "0", "--world-size", "2", "--json")
-    words = ("rehearse", *flags, "--out", str(tmp_path / "run"), "--", sys.executable, program, how)
-    done = shardscale(*words)
-    found = json.loads(done.stdout)
-    assert (found["verdict"], found["steps"], found["world_size"]) == ("fits", 3, 2), done.stderr
-    assert done.stderr.count("everybody ['here', 'here']") == 4  # one more for its seconds
+
+    def rehearsed(how: str) -> "subprocess.CompletedProcess[str]":
+        out = ("--out", str(tmp_path / how))
+        return shardscale("rehearse", *flags, *out, "--", sys.executable, program, how)
+
+    with ThreadPoolExecutor() as pool:  # at once: each meets at a port of its own
+        for done in pool.map(rehearsed, ("default", "nccl")):
+            found = json.loads(done.stdout)
+            counts = (found["verdict"], found["steps"], found["world_size"])
+            assert counts == ("fits", 3, 2), done.stderr
+            # one more for its seconds
+            assert done.stderr.count("everybody ['here', 'here']") == 4
 
 
 def test_values_are_answered_and_listed(tmp_path: Path) -> None:

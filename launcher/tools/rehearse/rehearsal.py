@@ -3,6 +3,7 @@
 import argparse
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +43,8 @@ EXIT_CODES: dict[Verdict, int] = {"fits": 0, "does not fit": 1, "tight": 3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """The program on the GPU asked for, and if it ran out of memory there, also without a limit."""
+    """The program on the GPU asked for, and if it ran out of memory there, also without a limit,
+    unless it does not train a second time."""
 
     gpu: Gpu
     gpus: int
@@ -126,7 +128,9 @@ def rehearse(options: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         inner = folders.new_folder(folder / WITHOUT_LIMIT, command, "rehearse")
         # the step that ran out, too
         settings["steps"] = max(settings["steps"], stage.steps + 1)
-        unlimited = _run(command, [large] * gpus, inner, settings, alone)
+        again = _run(command, [large] * gpus, inner, settings, alone)
+        if again.ranks:  # a program may refuse to start twice: its output folder is there
+            unlimited = again
     whole = unlimited or stage
     seconds = {
         rank: step_seconds(timeline, machine_of(gpu.name, gpus, topology))
@@ -238,7 +242,9 @@ def _alone(options: argparse.Namespace, command: Sequence[str], gpus: int) -> di
     if world is not None:
         # no launcher in the command sets these
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
-        places |= {"LOCAL_WORLD_SIZE": min(world, gpus), "MASTER_PORT": 29500}
+        with socket.create_server(("localhost", 0)) as free:  # others may rehearse meanwhile
+            port = free.getsockname()[1]
+        places |= {"LOCAL_WORLD_SIZE": min(world, gpus), "MASTER_PORT": port}
         variables |= {name: str(value) for name, value in places.items()}
         variables["MASTER_ADDR"] = "localhost"
     return variables

@@ -47,6 +47,8 @@ def lines(result: Rehearsal) -> Iterator[str]:
     yield _headline(result)
     if stage.ran_out:
         yield from out_of_memory_lines(result)
+        if result.unlimited is None:
+            yield "What it needs is not known: started again without a limit, it did not train"
     yield from caught_lines(stage)
     yield from _steps(stage)
     whole, worst = result.whole, result.whole.worst

@@ -52,10 +52,8 @@ class FsdpBuffers(Buffers):
     def build(self) -> None:
         where, pins = self.rank.params_where, self.rank.pins
         for p in self.parameters:
-            key, size_bytes = (
-                ("param", p.name),
-                self.rank.element_bytes(p) * self.division.padded(p),
-            )
+            size_bytes = self.rank.element_bytes(p) * self.division.padded(p)
+            key = ("param", p.name)
             self.timeline.allocate(key, size_bytes, p.category, where=where, pinned=pins)
         # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
@@ -132,6 +130,10 @@ class FsdpBuffers(Buffers):
         for group in self.groups:
             self._drop_shards(group)
 
+    def update(self, parameter: Parameter) -> None:
+        super().update(parameter)
+        self.transient(self.division.decayed_bytes(parameter), where=self.rank.params_where)
+
     def _update(self, group: ShardedGroup) -> None:
         """Update a group as soon as it is reduced, where the optimizer is in the backward."""
         for p in group.trained:
@@ -204,8 +206,7 @@ class FsdpBuffers(Buffers):
         until the next one is made."""
         casts = self.casts and p.trained
         if self.offloaded:
-            size_bytes = self.rank.element_bytes(p) * p.elements
-            self.timeline.allocate("fetched", size_bytes, "temporary")
+            self.timeline.allocate("fetched", self.rank.element_bytes(p) * p.elements, "temporary")
         if casts:
             self.timeline.allocate("cast", self.element * p.elements, "temporary")
             self.timeline.free("fetched")
@@ -239,8 +240,7 @@ class FsdpBuffers(Buffers):
         if elements == 0:
             return
         kept, self._scattering = self._rearrange(group), f"scatter {group.of}"
-        sent_bytes = self.stored * self.ranks * elements
-        self.timeline.allocate(self._scattering, sent_bytes, "temporary")
+        self.timeline.allocate(self._scattering, self.stored * self.ranks * elements, "temporary")
         for p in group.trained:
             self.timeline.free(("rearranged", p.name))
         if self.ranks > 1:
@@ -294,7 +294,6 @@ class FsdpBuffers(Buffers):
             return
         for p in group.trained:
             if not group.accumulated:
-                size = self.stored * p.elements
-                self.timeline.allocate(("accumulated", p.name), size, "grads")
+                self.timeline.allocate(("accumulated", p.name), self.stored * p.elements, "grads")
             self.timeline.free(("grad", p.name))
         group.accumulated = True

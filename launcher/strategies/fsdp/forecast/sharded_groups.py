@@ -38,6 +38,13 @@ class Division:
         """Bytes as they compute, gathered with their padding."""
         return self.ranks * sum(self.rank.computing_bytes(p) * self.padded(p) for p in parameters)
 
+    def decayed_bytes(self, p: Parameter) -> int:
+        """Bytes of the copy of a gradient to which SGD adds weight decay: it is not fused here."""
+        choice = self.rank.resolved.config.optim
+        is_decayed = len(p.shape) >= 2 and choice.recipe().weight_decay != 0
+        copies = choice.optimizer == "sgd" and is_decayed
+        return copies * self.rank.stored_bytes * math.prod(self.shape(p))
+
     def _dimension(self, p: Parameter) -> int:
         # other trainers leave it to torch
         another = self.rank.resolved.of_another_trainer
