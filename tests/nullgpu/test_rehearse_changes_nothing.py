@@ -65,3 +65,14 @@ def test_a_generation_ends_at_its_length(tmp_path: Path) -> None:
         ["synced", *one],
         ["before_5", *one],
     ], lines[-10:]
+
+
+def test_compiled_code_has_its_constants_and_stays_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "of_real_runs"))
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    found, lines = rehearse(tmp_path, "compiles.py")
+    assert "constants 0.0 7.5" in lines, lines[-10:]
+    assert found["ranks"][0]["values"] == []
+    assert not (tmp_path / "of_real_runs").exists()
