@@ -4,7 +4,8 @@ distributed.py: collectives whose sums are read on the host, and a world of one 
 built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
 of the host. generation.py: the end of transformers' generate(). patience.py: callbacks that would
 stop a training early. recurrent.py: LSTM and GRU without cuDNN. constants.py: numbers in code that
-torch.compile makes. Must work with Python 3.9 and torch 2.4, so annotations stay text.
+torch.compile makes. masks.py: padding of batches. Must work with Python 3.9 and torch 2.4, so
+annotations stay text.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def begin() -> None:
         distributed,
         generation,
         images,
+        masks,
         patience,
         recurrent,
         weights,
@@ -40,6 +42,7 @@ def begin() -> None:
     after_import(constants.MODULE, constants.prepare)
     after_import(generation.MODULE, generation.prepare)
     after_import(images.MODULE, images.prepare)
+    after_import(masks.MODULE, masks.prepare)
     after_import(weights.MODULE, weights.prepare)
     after_import(recurrent.MODULE, recurrent.prepare)
     after_import(patience.TRANSFORMERS, patience.prepare_transformers)
