@@ -65,3 +65,47 @@ def test_a_generation_ends_at_its_length(tmp_path: Path) -> None:
         ["synced", *one],
         ["before_5", *one],
     ], lines[-10:]
+
+
+def test_compiled_code_has_its_constants_and_stays_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "of_real_runs"))
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    found, lines = rehearse(tmp_path, "compiles.py")
+    assert "constants 0.0 7.5" in lines, lines[-10:]
+    assert found["ranks"][0]["values"] == []
+    assert not (tmp_path / "of_real_runs").exists()
+
+
+PADDED = """\
+import torch
+from transformers import AutoModel, {config}
+
+sizes = dict(hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
+model = AutoModel.from_config({config}(vocab_size=64, **sizes)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(6):
+    mask = torch.ones(8, 512, dtype=torch.long)
+    mask[:, {length}:] = 0
+    batch = dict(input_ids=torch.full((8, 512), 5).cuda(), attention_mask=mask.cuda())
+    with torch.autocast("cuda", torch.bfloat16):
+        model(**batch).last_hidden_state.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("config", ["BertConfig", "LlamaConfig"])
+def test_a_padded_batch_has_a_mask_of_attention(config: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    peaks = []
+    for length in (512, 300):
+        program = tmp_path / f"{length}.py"
+        program.write_text(PADDED.format(config=config, length=length))
+        found, _ = rehearse(tmp_path / str(length), str(program))
+        places = [read["library"] or "" for read in found["ranks"][0]["values"]]
+        assert not any("masking_utils" in place for place in places)
+        peaks.append(found["ranks"][0]["allocated_peak_bytes"])
+    layers, batch, tokens = 2, 8, 512
+    assert peaks[1] - peaks[0] > layers * batch * tokens**2 * 2  # kept in bf16 by each layer

@@ -8,7 +8,7 @@ from nullgpu.runs import ROOT
 import shardscale
 
 MODEL = """\
-import torch; CTC = (torch.ones(8, 1, 4, device="cuda"), *[torch.ones(1, dtype=torch.int32)] * 3)
+import torch; CTC = (torch.ones(8, 1, 4, device="cuda"), torch.ones(1, dtype=torch.int32), [8], [1])
 model = torch.nn.Linear(64, 64, device="cuda")
 """
 
@@ -22,7 +22,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "library"),
     [
-        ("torch.nn.functional.ctc_loss(*CTC)", "cuDNN's recurrent networks or CTC loss"),
+        ("torch._cudnn_ctc_loss(*CTC, 0, True, False)", "cuDNN's recurrent networks or CTC loss"),
         ("torch.nn.init.orthogonal_(model.weight)", "cuSOLVER"),
         ("torch.fft.rfft(model.weight)", "cuFFT"),
         # what the allocator cudaMallocAsync ends with

@@ -192,3 +192,33 @@ with torch.no_grad():
     assert (found.verdict, found.record["steps"]) == ("fits", 3)
     assert found.step_s
     assert "left out of it: evaluation" in repr(found)
+
+
+CTC = """\
+import torch
+model = torch.nn.Linear(80, 29, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    log_probs = model(torch.ones(200, 8, 80, device="cuda")).log_softmax(-1)
+    targets, lengths = torch.ones(8, 50, dtype=torch.int32), torch.full((8,), 50)
+    {line}
+    loss = torch.nn.CTCLoss(zero_infinity=True)(log_probs, targets, torch.full((8,), 200), lengths)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "of_cudnn"),
+    [
+        ("targets = targets.view(-1)", True),
+        ("targets, lengths = targets.long().cuda(), lengths.cuda()", False),
+        ("lengths = (targets.cuda() > 0).sum(1); targets = targets.long().view(-1).cuda()", False),
+    ],
+)
+def test_ctc_loss_runs_without_cudnn(line: str, of_cudnn: bool) -> None:
+    found = shardscale.rehearse(CTC.format(line=line), gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    assert found.record["ranks"][0]["values"] == []
+    said = "  CTC loss: run by torch's own kernels here; cuDNN's, which the null" in repr(found)
+    assert said == of_cudnn

@@ -23,6 +23,7 @@ from launcher.measure.host_memory import available_host_bytes
 from launcher.tools import watch
 from launcher.tools.rehearse.build import built_for
 from launcher.util.errors import UserError
+from launcher.util.files import default_cache_dir
 
 MOST_GPUS = 64
 ALONE = "SHARDSCALE_NULL_GPU_ALONE"
@@ -94,13 +95,15 @@ def environment(
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus)))),
         # No kernel can be timed against another, and to compile all of them takes minutes.
         **{name: before.get(name, "ATEN") for name in _AUTOTUNED},
+        # A real GPU of this name would take from the cache what was chosen by timing no kernel.
+        "TORCHINDUCTOR_CACHE_DIR": str(default_cache_dir() / "null-gpu-compiled"),
         NULL_GPUS: ";".join(map(_described, gpus)),
         "SHARDSCALE_NULL_GPU_CHECKS": before.get("SHARDSCALE_NULL_GPU_CHECKS", "false"),
         "SHARDSCALE_NULL_GPU_HOST_BYTES": before.get(
             "SHARDSCALE_NULL_GPU_HOST_BYTES",
             str(available_host_bytes() // (8 * len(gpus))),
         ),
-        # of all processes: the same for all of them, whatever each one's TMPDIR.
+        # the same for all processes, whatever each one's TMPDIR.
         "SHARDSCALE_NULL_GPU_RENDEZVOUS": before.get(
             "SHARDSCALE_NULL_GPU_RENDEZVOUS", tempfile.gettempdir()
         ),

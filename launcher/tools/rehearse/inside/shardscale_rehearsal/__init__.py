@@ -3,8 +3,9 @@
 distributed.py: collectives whose sums are read on the host, and a world of one rank.
 built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
 of the host. generation.py: the end of transformers' generate(). patience.py: callbacks that would
-stop a training early. recurrent.py: LSTM and GRU without cuDNN. Must work
-with Python 3.9 and torch 2.4, so annotations stay text.
+stop a training early. recurrent.py: LSTM and GRU without cuDNN. constants.py: numbers in code that
+torch.compile makes. masks.py: padding of batches. Must work with Python 3.9 and torch 2.4, so
+annotations stay text.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ def begin() -> None:
         os._exit(0)  # one rank runs alone, and this is another
     from shardscale_rehearsal import (
         built,
+        constants,
         distributed,
         generation,
         images,
+        masks,
         patience,
         recurrent,
         weights,
@@ -36,8 +39,10 @@ def begin() -> None:
     for module in distributed.METHODS:
         after_import(module, distributed.prepare_methods)
     after_import(built.MODULE, built.prepare)
+    after_import(constants.MODULE, constants.prepare)
     after_import(generation.MODULE, generation.prepare)
     after_import(images.MODULE, images.prepare)
+    after_import(masks.MODULE, masks.prepare)
     after_import(weights.MODULE, weights.prepare)
     after_import(recurrent.MODULE, recurrent.prepare)
     after_import(patience.TRANSFORMERS, patience.prepare_transformers)

@@ -20,7 +20,7 @@ def unpriced(mode: type[Any]) -> str | None:
             f"torch {torch.__version__} runs compiled code uncompiled while its operators are "
             "followed: update torch"
         )
-    if recurrent.used:
+    if recurrent.used - {recurrent.CTC}:
         return "torch's own kernels for recurrent networks take far longer than cuDNN's"
     return None
 
