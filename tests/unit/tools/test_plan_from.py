@@ -845,6 +845,24 @@ def test_layers_with_adapters_are_those_of_peft(
     assert [str(note) in text for text in reading.left_out] == ([True] if note else [])
 
 
+@pytest.mark.parametrize(
+    ("model", "said", "layers"),
+    [
+        ("google/gemma-2-2b", "", "q_proj,v_proj"),
+        ("google/gemma-2-2b", "lora_target_modules: [k_proj, up_proj]\n", "k_proj,up_proj"),
+        ("microsoft/phi-2", "", "q_proj,v_proj,fc1,fc2"),
+        ("EleutherAI/pythia-1.4b", "", "query_key_value"),
+        ("google/gemma-2-2b", "lora_target_modules: all-linear\n", "all"),
+    ],
+)
+def test_layers_of_models_that_transformers_computes_have_their_own_names(
+    tmp_path: Path, model: str, said: str, layers: str
+) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text(f"base_model: {model}\nmicro_batch_size: 1\nadapter: lora\n{said}")
+    assert understood(path)[1].model.lora_targets == layers
+
+
 def test_degrees_of_torchtitan_are_those_of_its_gpus(tmp_path: Path) -> None:
     path = tmp_path / "titan.toml"
     path.write_text(
