@@ -45,6 +45,19 @@ def test_blocks_are_those_of_transformers(tmp_path: Path) -> None:
     assert not isinstance(compiled, ForeignConfig)
 
 
+def test_flash_attn_keeps_what_sdpa_keeps_but_for_windows(tmp_path: Path) -> None:
+    plans = [plan(tmp_path, attn_implementation=name) for name in ("sdpa", "flash_attention_2")]
+    assert isinstance(plans[1].assessment.run.model, ForeignConfig)
+    assert plans[0].allocated_bytes == plans[1].allocated_bytes
+    # sdpa would make a mask of a window
+    more = {"attn_implementation": "flash_attention_2", "dtype": "bfloat16"}
+    for length, foreign in ((4095, True), (4096, False)):
+        planned = plan(
+            tmp_path, model_name_or_path="mistralai/Mistral-7B-v0.1", block_size=length, **more
+        )
+        assert isinstance(planned.assessment.run.model, ForeignConfig) is foreign
+
+
 def test_ddp_keeps_gradients_beside_its_buckets(tmp_path: Path) -> None:
     once, several = (plan(tmp_path, gradient_accumulation_steps=n) for n in (1, 2))
     name = "gradients beside DDP's buckets"
