@@ -33,6 +33,7 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
     machines = facts.get("machines", 1)
     degrees = _degrees(reading)
     found = asked or facts.get("gpus") or machines * facts.get("per_machine", 0) or degrees
+    found = found or facts.get("gpus if unsaid", 0)
     if degrees and found != degrees:
         raise UserError(
             f"{reading.source.path}: its degrees of parallelism are for {degrees} GPUs, not "
@@ -179,7 +180,8 @@ def _without_companion(reading: Reading, given: set[str]) -> None:
             f"{reading.source.path}: {absent}: give the file to --from, too, or give --strategy or "
             "--zero"
         )
-    reading.left_out.append(absent)
+    if absent not in reading.left_out:
+        reading.left_out.append(absent)
 
 
 def _ask(reading: Reading, given: set[str]) -> None:

@@ -51,6 +51,7 @@ _CATEGORIES: Final = {
 """Fact -> the categories of the ledger that it decides."""
 _OURS: Final = {
     "gpus": "--gpus",
+    "gpus if unsaid": "by default --gpus",
     "per_machine": "GPUs per node",
     "machines": "nodes",
     "accumulation": "micro-batches per step",
@@ -146,7 +147,9 @@ def ours(facts: Facts) -> str:
     """Spell facts in our words: as flags where they are flags."""
     parts = []
     for name, value in facts.items():
-        if name in _OURS:
+        if name == "mixed" and value is None:
+            parts.append("no mixed precision")
+        elif name in _OURS:
             parts.append(f"{_OURS[name]} {value}")
         elif name.startswith(("companion", "bucket", "target")):
             parts.append(f"{name.partition(' ')[2]} {value}")

@@ -863,6 +863,36 @@ def test_layers_of_models_that_transformers_computes_have_their_own_names(
     assert understood(path)[1].model.lora_targets == layers
 
 
+def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    text = "model_name_or_path: gpt2\ndataset_name: x\npacking: true\naccelerate_config: "
+    for name, said in (("zero2", ""), ("zero2", "num_processes: 4\n"), ("fsdp2", "")):
+        path.write_text(f"{text}{name}\n{said}")
+        reading, config = understood(path)
+        sharding = (config.sharding.zero, config.sharding.strategy)
+        assert sharding == ((2, None) if name == "zero2" else (None, "fsdp"))
+        assert config.data.global_batch == config.data.micro_batch * (4 if said else 8)
+        assert reading.left_out == []
+    path.write_text(f"{text}zero9\n")
+    with pytest.raises(UserError, match=r"zero9: is no config that trl has: .* or --zero$"):
+        understood(path)
+    assert len(understood(path, "--zero", "1")[0].left_out) == 1
+    path.write_text(f"{text}mine.yaml\n")
+    with pytest.raises(UserError, match=r"mine.yaml: not beside this file"):
+        understood(path)
+
+
+def test_arguments_of_trls_model_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: gpt2\ndataset_name: x\npacking: true\nmodel_init_kwargs:\n"
+        "  torch_dtype: bfloat16\n  attn_implementation: eager\n"
+    )
+    reading, config = understood(path)
+    assert (reading.facts["weights"], config.model.attention) == ("bf16", "eager")
+    assert reading.left_out == []
+
+
 def test_degrees_of_torchtitan_are_those_of_its_gpus(tmp_path: Path) -> None:
     path = tmp_path / "titan.toml"
     path.write_text(
