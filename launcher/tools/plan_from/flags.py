@@ -74,6 +74,8 @@ def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
     found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
     names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
     strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
+    if gpus == 1:
+        strategy = facts.get("alone", strategy)
     if replicas == "nodes":
         replicas = machines
     if "shard" in facts:  # torchtitan: what is left is sharded over

@@ -52,6 +52,7 @@ _CATEGORIES: Final = {
 _OURS: Final = {
     "gpus": "--gpus",
     "gpus if unsaid": "by default --gpus",
+    "alone": "on one GPU",
     "per_machine": "GPUs per node",
     "machines": "nodes",
     "accumulation": "micro-batches per step",

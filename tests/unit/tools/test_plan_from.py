@@ -116,6 +116,10 @@ SAID: dict[str, dict[str, Any]] = {
     "lora.yml": {"lora_targets": "qkv,proj", "activation_checkpointing": "offload"},
     "lf_full.yaml": {"zero": 3, "activation_checkpointing": "full", "model": "qwen3-4b"},
     "lf_pure.yaml": {"precision": "bf16-pure", "activation_checkpointing": "none"},
+    "lf1_fsdp2.yaml": {"precision": "bf16", "strategy": "fsdp", "loss_chunk": 0, "micro_batch": 2},
+    "lf1_cp.yaml": {"context_parallel": 2, "attention": "flash", "global_batch": 16},
+    "lf1_qlora.yaml": {"lora_rank": 16, "lora_targets": "all", "quantize_base": "nf4"},
+    "lf1_zero.yaml": {"zero": 3, "activation_checkpointing": "full", "model": "qwen3-0.6b"},
     "titan_tp.toml": {"tensor_parallel": 8, "strategy": "fsdp", "model": "llama-3.1-70b"},
     "titan_old.toml": {"micro_batch": 8, "activation_checkpointing": "full"},
     "titan_2026.sh": {"micro_batch": 2, "seq_len": 8192, "model": "llama-3.1-8b"},
@@ -861,6 +865,13 @@ def test_layers_of_models_that_transformers_computes_have_their_own_names(
     path = tmp_path / "lora.yml"
     path.write_text(f"base_model: {model}\nmicro_batch_size: 1\nadapter: lora\n{said}")
     assert understood(path)[1].model.lora_targets == layers
+
+
+def test_version_1_of_llama_factory_computes_in_bf16_where_it_shards(folder: Path) -> None:
+    """One GPU has no mesh, so that its FSDP, which would cast, is passed over."""
+    for gpus, expected in (("1", ("single", "fp32")), ("2", ("fsdp", "bf16"))):
+        _, config = understood(folder / "lf1_fsdp2.yaml", "--gpus", gpus)
+        assert (config.sharding.strategy, config.optim.precision) == expected
 
 
 def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:

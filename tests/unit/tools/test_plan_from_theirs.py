@@ -58,6 +58,17 @@ def test_flash_attn_keeps_what_sdpa_keeps_but_for_windows(tmp_path: Path) -> Non
         assert isinstance(planned.assessment.run.model, ForeignConfig) is foreign
 
 
+def test_version_1_of_llama_factory_copies_its_logits(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model: HuggingFaceTB/SmolLM2-135M\nmodel_class: llm\ntrain_dataset: data.yaml\n"
+        "micro_batch_size: 8\ncutoff_len: 512\ndist_config:\n  name: fsdp2\n"
+    )
+    planned = plan_of([read_source(path)], ["--gpu", "H100", "--gpus", "2", "--no-calibration"])
+    # at most, since the peak may move to the backward, which has no copy
+    assert 0 < planned.corrections["logits without the last token's"] <= 4 * 8 * 512 * 49152
+
+
 def test_ddp_keeps_gradients_beside_its_buckets(tmp_path: Path) -> None:
     once, several = (plan(tmp_path, gradient_accumulation_steps=n) for n in (1, 2))
     name = "gradients beside DDP's buckets"
