@@ -39,6 +39,10 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
             f"{reading.source.path}: its degrees of parallelism are for {degrees} GPUs, not "
             f"{found}: give --gpus {degrees}, or correct them"
         )
+    if not found and "shard ranks" in facts:
+        names = ("shard ranks", "replicas", "tensor_parallel", "context_parallel")
+        found = math.prod(int(facts.get(name, 1)) for name in names)
+        reading.notes.append(f"{found} GPUs are assumed, by its degrees: --gpus N for more")
     if not found:
         strategy = "fsdp" if "shard" in facts else facts.get("strategy", "")
         if strategy in _SHARDED_BY or facts.get("tensor_parallel", 1) > 1:
@@ -78,6 +82,8 @@ def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
         strategy = facts.get("alone", strategy)
     if replicas == "nodes":
         replicas = machines
+    elif "shard ranks" in facts:
+        replicas = max(1, gpus // (tensor * context * facts["shard ranks"]))
     if "shard" in facts:  # torchtitan: what is left is sharded over
         # -1: over all ranks that are left
         # and with its ranks of context parallelism

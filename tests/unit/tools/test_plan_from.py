@@ -874,6 +874,27 @@ def test_version_1_of_llama_factory_computes_in_bf16_where_it_shards(folder: Pat
         assert (config.sharding.strategy, config.optim.precision) == expected
 
 
+@pytest.mark.parametrize(
+    ("said", "given", "gpus", "replicate"),
+    [
+        ("dp_shard_size: 4\n", ("--gpus", "8"), 8, 2),
+        ("dp_shard_size: 4\n", (), 4, 1),
+        ("dp_shard_size: 2\ntensor_parallel_size: 2\ndp_replicate_size: 2\n", (), 8, 2),
+        ("dp_shard_size: 2\ncontext_parallel_size: 2\n", ("--gpus", "16"), 16, 4),
+        ("dp_replicate_size: 2\n", ("--gpus", "8"), 8, 2),
+    ],
+)
+def test_ranks_that_axolotl_does_not_shard_over_are_replicas(
+    tmp_path: Path, said: str, given: tuple[str, ...], gpus: int, replicate: int
+) -> None:
+    path = tmp_path / "fsdp.yml"
+    text = "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 1\nfsdp_version: 2\n"
+    path.write_text(f"{text}{said}")
+    reading, config = understood(path, *given)
+    assert config.sharding.replicate == replicate
+    assert gpus_of(reading, int(given[1]) if given else None, None)[0] == gpus
+
+
 def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     text = "model_name_or_path: gpt2\ndataset_name: x\npacking: true\naccelerate_config: "
