@@ -54,6 +54,11 @@ def source_of(path: Path, text: str) -> Source:
         content = parse_json(path, text, what=WHAT, infinite=True)
     elif suffix == ".toml":
         content = _toml(path, text)
+    elif suffix == ".py":
+        raise UserError(
+            f"{path}: is a program: give its config, or rehearse it: shardscale rehearse --gpu "
+            f"NAME -- python {path}"
+        )
     elif suffix in (".sh", ".bash", ".txt"):
         content = flags_of_shell(text)
         if content is None:

@@ -914,6 +914,22 @@ def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:
         understood(path)
 
 
+def test_sequences_that_trl_does_not_cut_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: gpt2\ndataset_name: x\nuse_peft: false\nmax_length: null\n"
+    )
+    reading, _ = understood(path)
+    assert reading.left_out == ["max_length None: sequences are not cut short: give --seq-len N"]
+
+
+def test_a_program_is_not_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import trl\n")
+    with pytest.raises(UserError, match=r"is a program: .* rehearse --gpu NAME -- python"):
+        read_source(path)
+
+
 def test_arguments_of_trls_model_are_read(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(

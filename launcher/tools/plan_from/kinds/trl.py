@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, alike, is_on, when, words
+from launcher.tools.plan_from.keys import Facts, Kind, Unknown, alike, is_on, when, whole, words
 from launcher.tools.plan_from.kinds.shared import ATTENTION, PEFT_TARGETS, WEIGHTS, stage
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_CHANGES,
@@ -31,6 +31,12 @@ def _accelerate(value: Any) -> Facts:
     return dict(_SHIPPED[value])
 
 
+def _length(value: Any) -> Facts:
+    if str(value).lower() in ("none", "null"):
+        raise Unknown("sequences are not cut short: give --seq-len N")
+    return whole("seq_len")(value)
+
+
 _OTHER = "another trainer than SFT: its reference models and completions are not planned"
 _OTHERS: Final = (
     *("num_generations", "max_prompt_length", "max_completion_length", "beta", "use_vllm"),
@@ -56,6 +62,7 @@ TRL = Kind(
         ),
         "activation_offloading": when(activation_checkpointing="offload"),
         "accelerate_config": _accelerate,
+        "max_length": _length,
         "model_init_kwargs.attn_implementation": ATTENTION,
         **dict.fromkeys(("model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"), WEIGHTS),
     },
