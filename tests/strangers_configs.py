@@ -23,6 +23,11 @@ lr_scheduler: cosine
 wandb_project:
 warmup_ratio: 0.1
 """
+_FACTORY_1: Final = (
+    "model: Qwen/Qwen3-0.6B\nmodel_class: llm\nkernel_config:\n  name: auto\n"
+    "train_dataset: data.yaml\noutput_dir: out\nmicro_batch_size: 2\ncutoff_len: 2048\n"
+    "learning_rate: 1.0e-4\nmax_steps: 10\nsample_backend: hf\nmax_new_tokens: 128\n"
+)
 _FACTORY: Final = """stage: sft
 do_train: true
 dataset: my_answers
@@ -152,6 +157,12 @@ SAMPLES: Final[dict[str, str]] = {
     "disable_gradient_checkpointing: true\nper_device_train_batch_size: 1\n",
     "lf_freeze.yaml": _FACTORY + "model_name_or_path: Qwen/Qwen2.5-0.5B\nfinetuning_type: freeze\n"
     "freeze_trainable_layers: 4\nuse_badam: true\ncutoff_len: 512\nfp16: true\n",
+    "lf1_fsdp2.yaml": _FACTORY_1 + "dist_config:\n  name: fsdp2\n  dcp_path: null\n",
+    "lf1_cp.yaml": _FACTORY_1 + "dist_config:\n  name: fsdp2\ncp_mode: ulysses\ncp_size: 2\n"
+    "flash_attn: flash_attention_2\nglobal_batch_size: 16\n",
+    "lf1_qlora.yaml": _FACTORY_1 + "peft_config:\n  name: lora\n  r: 16\n  lora_alpha: 32\n"
+    "  target_modules: all\nquant_config:\n  name: bnb\n  quantization_bit: 4\n",
+    "lf1_zero.yaml": _FACTORY_1 + "dist_config:\n  name: deepspeed\n  config_file: zero3.json\n",
     # torchtitan
     "titan_8b.toml": _TITAN + '[model]\nname = "llama3"\nflavor = "8B"\n[training]\n'
     'local_batch_size = 2\nseq_len = 8192\nsteps = 10\ndataset = "c4"\n[parallelism]\n'
@@ -201,6 +212,7 @@ ASKED: Final[dict[str, tuple[str, ...]]] = {
     "acc": ("--model", "llama-3.2-1b", "--micro-batch", "1", "--seq-len", "512"),
     "zero": ("--model", "llama-3.2-1b", "--micro-batch", "1", "--seq-len", "512", "--gpus", "8"),
     "titan": ("--gpus", "16"),
+    "lf1": ("--gpus", "4"),
 }
 """First letters of a name -> what its file does not say."""
 REFUSED: Final = ("lit_old.yaml",)

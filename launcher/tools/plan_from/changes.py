@@ -113,7 +113,8 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
             if kind.accumulation:
                 before = planned.reading.facts.get("accumulation", 1)
                 edit = {**edit, kind.accumulation: before * micro // size}
-            yield f"a micro-batch of {size}, accumulated", edit
+            kept = kind.accumulation or "global_batch" in planned.reading.facts
+            yield f"a micro-batch of {size}{', accumulated' if kept else ''}", edit
     for what, edit in kind.changes:
         keys = list(edit)
         sections = {key.split(".")[0] for key in keys if "." in key}

@@ -14,6 +14,8 @@ def precision_of(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
     are."""
     facts, engine = reading.facts, reading.engine
     mixed, weights = facts.get("mixed"), facts.get("weights")
+    if not engine.computes_less_alone and strategy in ("single", "ddp") and not adapters:
+        mixed = None
     if mixed is None and weights in (None, "fp32"):
         return {"precision": "tf32" if facts.get("tf32") else "fp32"}
     if mixed == "fp8":

@@ -54,6 +54,9 @@ def _differences(
         # Its output has them while the loss makes fp32 of them, and of these their logarithms.
         more = _LOW * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
         yield "logits as they were computed", ("forward",), _EVERY, more
+    if engine.shifts_logits:
+        more = _FP32 * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
+        yield "logits without the last token's", ("forward",), _EVERY, more
     if adapters and engine.adapters_chunk_head:
         less = _FP32 * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
         yield "gradients of the logits in chunks", ("backward",), _EVERY, -less

@@ -25,7 +25,8 @@ _SHAPE: Final = tuple(
 )
 _KNOWN: Final = ("none", "full")
 """Ways to recompute that transformers' blocks have."""
-_ATTENTION: Final = {"auto": "sdpa", "sdpa": "sdpa", "eager": "eager"}
+_ATTENTION: Final = {"auto": "sdpa", "sdpa": "sdpa", "flash": "sdpa", "eager": "eager"}
+"""Ours -> transformers'; flash_attn's functions keep what sdpa's kernel keeps."""
 
 
 def computed_by_transformers(
@@ -45,8 +46,12 @@ def computed_by_transformers(
         return None
     if model.activation_checkpointing not in _KNOWN or model.attention not in _ATTENTION:
         return None
+    built = model.build()
+    length = config.data.seq_len or built.context
+    if model.attention == "flash" and built.window is not None and length > built.window:
+        return None  # of a window sdpa makes a mask and repeats heads, flash_attn does neither
     try:
-        family, theirs = family_for(model.build())
+        family, theirs = family_for(built)
     except UserError:
         return None
     document = family.write(theirs) | dict.fromkeys(marks, True)

@@ -38,6 +38,10 @@ class Engine(NamedTuple):
     """Beside adapters the head is computed in chunks, whose gradients are not there at once."""
     adapters_in_bf16: bool = False
     """Adapters beside quantized weights are in bf16."""
+    shifts_logits: bool = False
+    """The loss makes another copy of the logits in fp32, without the last token's."""
+    computes_less_alone: bool = True
+    """bf16 is computed in where nothing is sharded, too."""
     norm_bytes: int = 0
     """Bytes per element that an RMSNorm composed of operators keeps beyond a fused one's."""
 
@@ -79,6 +83,15 @@ ENGINES: Final[Mapping[str, Engine]] = {
     "llama-factory": _HF._replace(
         version="LLaMA-Factory ff6d4d1 (2026-08)",
         source="model/adapter.py (trained weights in fp32), hparams (checkpointing is on)",
+    ),
+    "llama-factory-v1": _HF._replace(
+        version="LLaMA-Factory v1 ff6d4d1 (2026-08)",
+        source="v1: core/base_trainer.py (AdamW, loss), core/model_engine.py (types), fsdp2.py "
+        "(gradients in fp32)",
+        foreach=True,
+        reduces_as_computed=False,
+        shifts_logits=True,
+        computes_less_alone=False,
     ),
     "litgpt": Engine(
         version="LitGPT 2685705",

@@ -7,9 +7,12 @@ from typing import Any, Final
 
 from launcher.config.arguments import parse_run_config
 from launcher.measure.hardware import GPUS_PER_NODE
+from launcher.model.config import ModelConfig
+from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import known_name
 from launcher.tools.plan_from.computing import checkpointing_of, loss_of, precision_of
 from launcher.tools.plan_from.keys import Facts
+from launcher.tools.plan_from.kinds.shared import PEFT_LAYERS
 from launcher.tools.plan_from.translate import Reading
 from launcher.util.errors import UserError
 from launcher.util.flags import as_words, fields_of
@@ -30,11 +33,16 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
     machines = facts.get("machines", 1)
     degrees = _degrees(reading)
     found = asked or facts.get("gpus") or machines * facts.get("per_machine", 0) or degrees
+    found = found or facts.get("gpus if unsaid", 0)
     if degrees and found != degrees:
         raise UserError(
             f"{reading.source.path}: its degrees of parallelism are for {degrees} GPUs, not "
             f"{found}: give --gpus {degrees}, or correct them"
         )
+    if not found and "shard ranks" in facts:
+        names = ("shard ranks", "replicas", "tensor_parallel", "context_parallel")
+        found = math.prod(int(facts.get(name, 1)) for name in names)
+        reading.notes.append(f"{found} GPUs are assumed, by its degrees: --gpus N for more")
     if not found:
         strategy = "fsdp" if "shard" in facts else facts.get("strategy", "")
         if strategy in _SHARDED_BY or facts.get("tensor_parallel", 1) > 1:
@@ -70,8 +78,12 @@ def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
     found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
     names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
     strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
+    if gpus == 1:
+        strategy = facts.get("alone", strategy)
     if replicas == "nodes":
         replicas = machines
+    elif "shard ranks" in facts:
+        replicas = max(1, gpus // (tensor * context * facts["shard ranks"]))
     if "shard" in facts:  # torchtitan: what is left is sharded over
         # -1: over all ranks that are left
         # and with its ranks of context parallelism
@@ -138,16 +150,16 @@ def training_flags(
     version = facts.get("fsdp_version", 1 if facts.get("engine") == "fsdp" else 2)
     if fields["strategy"] == "fsdp" and version == 1:
         reading.left_out.append("FSDP 1: its flat parameters are planned as the groups of FSDP 2")
-    fields |= _adapters(reading, given)
+    shape = ["--model", fields["model"], *user] if "model" in fields else user
+    built = parse_run_config(shape).model.build()
+    fields |= _adapters(reading, given, built)
     fields |= precision_of(reading, fields["strategy"], adapters="lora_rank" in fields)
     if fields["precision"] == "fp32" and "mixed" not in facts and "precision" not in given:
         reading.notes.append(
             "no key asks for bf16 or fp16: fp32 is planned, --precision for others"
         )
     fields |= loss_of(reading)
-    shape = ["--model", fields["model"], *user] if "model" in fields else user
-    layers = parse_run_config(shape).model.build().layers
-    fields["activation_checkpointing"] = checkpointing_of(reading, layers, gpus)
+    fields["activation_checkpointing"] = checkpointing_of(reading, built.layers, gpus)
     said = own.data.seq_len if "seq_len" in given else None
     length = int(said or fields.get("seq_len", 1))
     micro = own.data.micro_batch if "micro_batch" in given else _micro_batch(facts, length)
@@ -176,7 +188,8 @@ def _without_companion(reading: Reading, given: set[str]) -> None:
             f"{reading.source.path}: {absent}: give the file to --from, too, or give --strategy or "
             "--zero"
         )
-    reading.left_out.append(absent)
+    if absent not in reading.left_out:
+        reading.left_out.append(absent)
 
 
 def _ask(reading: Reading, given: set[str]) -> None:
@@ -206,7 +219,7 @@ def _model(reading: Reading, model: str | None) -> str:
     )
 
 
-def _adapters(reading: Reading, given: set[str]) -> Facts:
+def _adapters(reading: Reading, given: set[str], model: ModelConfig) -> Facts:
     facts = reading.facts
     said = [name for name in ("q", "k", "v", "proj", "mlp") if facts.get(f"target {name}")]
     targets = dict.fromkeys("qkv" if name in "qkv" else name for name in said)
@@ -223,6 +236,10 @@ def _adapters(reading: Reading, given: set[str]) -> Facts:
         named, layers = "all", None
     elif not named:
         named, layers = facts.get("lora_targets if lora"), facts.get("layers if lora")
+        if layers and isinstance(model, ForeignConfig):
+            layers = PEFT_LAYERS.get(str(model.fields.get("model_type")), layers)
+    if layers and isinstance(model, ForeignConfig):
+        named = layers  # which our words for a decoder's own matrices are not
     if named:
         found["lora_targets"] = named
     if layers and "lora_targets" not in given:

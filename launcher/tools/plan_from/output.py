@@ -41,6 +41,7 @@ _CATEGORIES: Final = {
     "zero": ("params", "master", "grads", "optimizer"),
     "reshard_after_forward": ("params", "temporary"),
     "shard": ("params", "grads", "optimizer"),
+    "shard ranks": ("params", "grads", "optimizer"),
     "offload_optimizer": ("optimizer",),
     "offload_param": ("params",),
     "quantize_base": ("frozen",),
@@ -51,6 +52,8 @@ _CATEGORIES: Final = {
 """Fact -> the categories of the ledger that it decides."""
 _OURS: Final = {
     "gpus": "--gpus",
+    "gpus if unsaid": "by default --gpus",
+    "alone": "on one GPU",
     "per_machine": "GPUs per node",
     "machines": "nodes",
     "accumulation": "micro-batches per step",
@@ -65,6 +68,7 @@ _OURS: Final = {
     "embedding_moments": "moments of the embedding",
     "replicas": "replicas",
     "shard": "ranks to shard over",
+    "shard ranks": "ranks to shard over",
     "selective": "selective",
     "tf32": "TF32",
     "liger": "Liger's kernels",
@@ -146,7 +150,9 @@ def ours(facts: Facts) -> str:
     """Spell facts in our words: as flags where they are flags."""
     parts = []
     for name, value in facts.items():
-        if name in _OURS:
+        if name == "mixed" and value is None:
+            parts.append("no mixed precision")
+        elif name in _OURS:
             parts.append(f"{_OURS[name]} {value}")
         elif name.startswith(("companion", "bucket", "target")):
             parts.append(f"{name.partition(' ')[2]} {value}")

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from launcher.config.yaml_file import parse_yaml
 from launcher.tools.plan_from.keys import Flat
-from launcher.tools.plan_from.shell import flags_of_shell
+from launcher.tools.plan_from.shell import LAUNCHERS, flags_of_shell
 from launcher.util.errors import UserError
 from launcher.util.flags import MOST_FILE_BYTES, read_small_file
 from launcher.util.json_file import parse_json
@@ -54,10 +54,18 @@ def source_of(path: Path, text: str) -> Source:
         content = parse_json(path, text, what=WHAT, infinite=True)
     elif suffix == ".toml":
         content = _toml(path, text)
+    elif suffix == ".py":
+        raise UserError(
+            f"{path}: is a program: give its config, or rehearse it: shardscale rehearse --gpu "
+            f"NAME -- python {path}"
+        )
     elif suffix in (".sh", ".bash", ".txt"):
         content = flags_of_shell(text)
         if content is None:
-            raise UserError(f"{path}: has no line that starts a training with flags: give {WHAT}")
+            raise UserError(
+                f"{path}: no line starts {', '.join(LAUNCHERS)} with flags: give {WHAT}, or plan "
+                "the run by flags, without --from"
+            )
     else:
         content = parse_yaml(path, text, repeats=True)  # which their trainers take
     if not isinstance(content, dict):

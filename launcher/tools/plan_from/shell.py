@@ -11,7 +11,7 @@ from launcher.util.flags import MOST_FILE_BYTES
 
 _TRAINERS: Final = ("accelerate", "torchrun", "deepspeed", "llamafactory-cli", "axolotl", "trl")
 _TAKE_ALL: Final = ("accelerate", "deepspeed", "llamafactory-cli", "axolotl")
-_LAUNCHERS: Final = (*_TRAINERS, "litgpt", "python", "python3")
+LAUNCHERS: Final = (*_TRAINERS, "litgpt", "python", "python3")
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ARRAY: Final = re.compile(r"(?m)^([ \t]*(?:export[ \t]+)?\w+)=\(([^()]*)\)")
 _OPERATORS: Final = ("|", "||", "&", "&&", ";", "|&")
@@ -46,7 +46,7 @@ def flags_of_shell(text: str) -> dict[str, Any] | None:
                 variables[found[1]] = found[2]
         for is_operator, group in itertools.groupby(tokens, _OPERATORS.__contains__):
             command = [] if is_operator else list(group)
-            start = next((n for n, t in enumerate(command) if Path(t).name in _LAUNCHERS), None)
+            start = next((n for n, t in enumerate(command) if Path(t).name in LAUNCHERS), None)
             if start is None:
                 continue
             flags = flags_of(command[start:])

@@ -87,6 +87,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
             raise UserError(
                 f"{source.path}: its keys ({keys}) are of no trainer known here: give a config of "
                 + ", ".join(dict.fromkeys(each.name.split()[0] for each in KINDS))
+                + ", or plan the run by flags, without --from"
             )
         one = _read(kind, source)
         _read_companions(one, given)

@@ -190,6 +190,18 @@ def test_prose_is_the_field_s() -> None:
     assert not found
 
 
+def test_the_readmes_figures_are_those_of_the_results() -> None:
+    results, said = ROOT / "bench" / "results", " ".join(README.read_text(encoding="utf-8").split())
+    published = (results / "published.md").read_text(encoding="utf-8")
+    found = re.search(r"- bytes: .* median error (\S+%),.* worst (\S+%),", published)
+    paces = re.search(r"- seconds: .* (\S+%) within 1.25x", published)
+    peaks = re.search(r"worst (\S+)%", (results / "prediction.md").read_text(encoding="utf-8"))
+    assert found and paces and peaks
+    assert f"off by {found[1]} (median), at most {found[2]}. Seconds" in said
+    assert f"within 1.25x for {paces[1]}." in said
+    assert f"runs: worst error {float(peaks[1]):.1f}%" in said
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").split()) <= 900
 

@@ -116,6 +116,10 @@ SAID: dict[str, dict[str, Any]] = {
     "lora.yml": {"lora_targets": "qkv,proj", "activation_checkpointing": "offload"},
     "lf_full.yaml": {"zero": 3, "activation_checkpointing": "full", "model": "qwen3-4b"},
     "lf_pure.yaml": {"precision": "bf16-pure", "activation_checkpointing": "none"},
+    "lf1_fsdp2.yaml": {"precision": "bf16", "strategy": "fsdp", "loss_chunk": 0, "micro_batch": 2},
+    "lf1_cp.yaml": {"context_parallel": 2, "attention": "flash", "global_batch": 16},
+    "lf1_qlora.yaml": {"lora_rank": 16, "lora_targets": "all", "quantize_base": "nf4"},
+    "lf1_zero.yaml": {"zero": 3, "activation_checkpointing": "full", "model": "qwen3-0.6b"},
     "titan_tp.toml": {"tensor_parallel": 8, "strategy": "fsdp", "model": "llama-3.1-70b"},
     "titan_old.toml": {"micro_batch": 8, "activation_checkpointing": "full"},
     "titan_2026.sh": {"micro_batch": 2, "seq_len": 8192, "model": "llama-3.1-8b"},
@@ -843,6 +847,98 @@ def test_layers_with_adapters_are_those_of_peft(
     assert config.model.lora_targets == targets
     assert reading.facts.get("layers") == layers
     assert [str(note) in text for text in reading.left_out] == ([True] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "layers"),
+    [
+        ("google/gemma-2-2b", "", "q_proj,v_proj"),
+        ("google/gemma-2-2b", "lora_target_modules: [k_proj, up_proj]\n", "k_proj,up_proj"),
+        ("microsoft/phi-2", "", "q_proj,v_proj,fc1,fc2"),
+        ("EleutherAI/pythia-1.4b", "", "query_key_value"),
+        ("google/gemma-2-2b", "lora_target_modules: all-linear\n", "all"),
+    ],
+)
+def test_layers_of_models_that_transformers_computes_have_their_own_names(
+    tmp_path: Path, model: str, said: str, layers: str
+) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text(f"base_model: {model}\nmicro_batch_size: 1\nadapter: lora\n{said}")
+    assert understood(path)[1].model.lora_targets == layers
+
+
+def test_version_1_of_llama_factory_computes_in_bf16_where_it_shards(folder: Path) -> None:
+    """One GPU has no mesh, so that its FSDP, which would cast, is passed over."""
+    for gpus, expected in (("1", ("single", "fp32")), ("2", ("fsdp", "bf16"))):
+        _, config = understood(folder / "lf1_fsdp2.yaml", "--gpus", gpus)
+        assert (config.sharding.strategy, config.optim.precision) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "gpus", "replicate"),
+    [
+        ("dp_shard_size: 4\n", ("--gpus", "8"), 8, 2),
+        ("dp_shard_size: 4\n", (), 4, 1),
+        ("dp_shard_size: 2\ntensor_parallel_size: 2\ndp_replicate_size: 2\n", (), 8, 2),
+        ("dp_shard_size: 2\ncontext_parallel_size: 2\n", ("--gpus", "16"), 16, 4),
+        ("dp_replicate_size: 2\n", ("--gpus", "8"), 8, 2),
+    ],
+)
+def test_ranks_that_axolotl_does_not_shard_over_are_replicas(
+    tmp_path: Path, said: str, given: tuple[str, ...], gpus: int, replicate: int
+) -> None:
+    path = tmp_path / "fsdp.yml"
+    text = "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 1\nfsdp_version: 2\n"
+    path.write_text(f"{text}{said}")
+    reading, config = understood(path, *given)
+    assert config.sharding.replicate == replicate
+    assert gpus_of(reading, int(given[1]) if given else None, None)[0] == gpus
+
+
+def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    text = "model_name_or_path: gpt2\ndataset_name: x\npacking: true\naccelerate_config: "
+    for name, said in (("zero2", ""), ("zero2", "num_processes: 4\n"), ("fsdp2", "")):
+        path.write_text(f"{text}{name}\n{said}")
+        reading, config = understood(path)
+        sharding = (config.sharding.zero, config.sharding.strategy)
+        assert sharding == ((2, None) if name == "zero2" else (None, "fsdp"))
+        assert config.data.global_batch == config.data.micro_batch * (4 if said else 8)
+        assert reading.left_out == []
+    path.write_text(f"{text}zero9\n")
+    with pytest.raises(UserError, match=r"zero9: is no config that trl has: .* or --zero$"):
+        understood(path)
+    assert len(understood(path, "--zero", "1")[0].left_out) == 1
+    path.write_text(f"{text}mine.yaml\n")
+    with pytest.raises(UserError, match=r"mine.yaml: not beside this file"):
+        understood(path)
+
+
+def test_sequences_that_trl_does_not_cut_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: gpt2\ndataset_name: x\nuse_peft: false\nmax_length: null\n"
+    )
+    reading, _ = understood(path)
+    assert reading.left_out == ["max_length None: sequences are not cut short: give --seq-len N"]
+
+
+def test_a_program_is_not_a_config(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import trl\n")
+    with pytest.raises(UserError, match=r"is a program: .* rehearse --gpu NAME -- python"):
+        read_source(path)
+
+
+def test_arguments_of_trls_model_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model_name_or_path: gpt2\ndataset_name: x\npacking: true\nmodel_init_kwargs:\n"
+        "  torch_dtype: bfloat16\n  attn_implementation: eager\n"
+    )
+    reading, config = understood(path)
+    assert (reading.facts["weights"], config.model.attention) == ("bf16", "eager")
+    assert reading.left_out == []
 
 
 def test_degrees_of_torchtitan_are_those_of_its_gpus(tmp_path: Path) -> None:

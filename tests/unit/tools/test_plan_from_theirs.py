@@ -45,6 +45,30 @@ def test_blocks_are_those_of_transformers(tmp_path: Path) -> None:
     assert not isinstance(compiled, ForeignConfig)
 
 
+def test_flash_attn_keeps_what_sdpa_keeps_but_for_windows(tmp_path: Path) -> None:
+    plans = [plan(tmp_path, attn_implementation=name) for name in ("sdpa", "flash_attention_2")]
+    assert isinstance(plans[1].assessment.run.model, ForeignConfig)
+    assert plans[0].allocated_bytes == plans[1].allocated_bytes
+    # sdpa would make a mask of a window
+    more = {"attn_implementation": "flash_attention_2", "dtype": "bfloat16"}
+    for length, foreign in ((4095, True), (4096, False)):
+        planned = plan(
+            tmp_path, model_name_or_path="mistralai/Mistral-7B-v0.1", block_size=length, **more
+        )
+        assert isinstance(planned.assessment.run.model, ForeignConfig) is foreign
+
+
+def test_version_1_of_llama_factory_copies_its_logits(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "model: HuggingFaceTB/SmolLM2-135M\nmodel_class: llm\ntrain_dataset: data.yaml\n"
+        "micro_batch_size: 8\ncutoff_len: 512\ndist_config:\n  name: fsdp2\n"
+    )
+    planned = plan_of([read_source(path)], ["--gpu", "H100", "--gpus", "2", "--no-calibration"])
+    # at most, since the peak may move to the backward, which has no copy
+    assert 0 < planned.corrections["logits without the last token's"] <= 4 * 8 * 512 * 49152
+
+
 def test_ddp_keeps_gradients_beside_its_buckets(tmp_path: Path) -> None:
     once, several = (plan(tmp_path, gradient_accumulation_steps=n) for n in (1, 2))
     name = "gradients beside DDP's buckets"

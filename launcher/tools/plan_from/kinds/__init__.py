@@ -6,6 +6,7 @@ from launcher.tools.plan_from.kinds.axolotl import AXOLOTL
 from launcher.tools.plan_from.kinds.deepspeed import DEEPSPEED
 from launcher.tools.plan_from.kinds.litgpt import LITGPT
 from launcher.tools.plan_from.kinds.llama_factory import LLAMA_FACTORY
+from launcher.tools.plan_from.kinds.llama_factory_v1 import LLAMA_FACTORY_V1
 from launcher.tools.plan_from.kinds.torchtitan import TORCHTITAN, TORCHTITAN_FLAGS
 from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
 from launcher.tools.plan_from.kinds.trl import TRL
@@ -14,6 +15,7 @@ KINDS: tuple[Kind, ...] = (
     DEEPSPEED,
     AXOLOTL,
     LLAMA_FACTORY,
+    LLAMA_FACTORY_V1,
     LITGPT,
     TORCHTITAN,
     TORCHTITAN_FLAGS,

@@ -91,6 +91,8 @@ AXOLOTL = Kind(
         "fsdp_version": when(strategy="fsdp"),
         **FSDP_SECTION,
         "dp_replicate_size": whole("replicas"),
+        # with what is left as replicas: utils/distributed.py
+        "dp_shard_size": whole("shard ranks"),
         "tensor_parallel_size": whole("tensor_parallel"),
         "context_parallel_size": whole("context_parallel"),
         "sequence_parallel_degree": whole("context_parallel"),
@@ -145,7 +147,7 @@ AXOLOTL = Kind(
         "dataloader_* is_*_derived_model base_model_config base_model_ignore_patterns "
         "cls_model_config revision_of_model tokens* added_tokens_overrides auto_resume_* gc_steps "
         "metric_for_best_model greater_is_better load_best_model_at_end include_tokens_per_second "
-        "generate_samples num_generation_samples generation_* dp_shard_size heads_k_stride "
+        "generate_samples num_generation_samples generation_* heads_k_stride "
         "ring_attn_func bench_dataset do_bench_eval do_causal_lm_eval total_num_tokens "
         "use_scattermoe use_sonicmoe llama4_linearized_experts vllm.* gemma4_* use_*_kernels "
         "jagged_* lisa_* fp8_* secrets overrides_of_model_config* model_config.* float32 "

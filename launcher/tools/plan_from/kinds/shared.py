@@ -262,6 +262,13 @@ ADAPTER_TARGETS: Final = {
 
 # where a config names no layers: PEFT's utils/constants.py for Llama, Mistral, Qwen, Gemma ...
 PEFT_TARGETS: Final[Facts] = {"lora_targets if lora": "qkv", "layers if lora": "q_proj,v_proj"}
+PEFT_LAYERS: Final = {
+    "phi": "q_proj,v_proj,fc1,fc2",
+    "nemotron_h": "q_proj,k_proj,v_proj,o_proj",
+    **dict.fromkeys(("gpt_neox", "falcon", "bloom"), "query_key_value"),
+    **{"mpt": "Wqkv", "codegen": "qkv_proj", "gpt_bigcode": "c_attn"},
+}
+"""model_type -> the layers of those that have others; transformers computes all of these."""
 
 
 def adapter_targets(value: Any) -> Facts:

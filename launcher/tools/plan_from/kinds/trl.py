@@ -1,15 +1,41 @@
 """trl's SFTTrainer: a YAML file or the flags of `trl sft`."""
 
-from typing import Final
+from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Kind, alike, is_on, when, words
-from launcher.tools.plan_from.kinds.shared import PEFT_TARGETS
+from launcher.tools.plan_from.keys import Facts, Kind, Unknown, alike, is_on, when, whole, words
+from launcher.tools.plan_from.kinds.shared import ATTENTION, PEFT_TARGETS, WEIGHTS, stage
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_CHANGES,
     TRAINER_KEYS,
     TRAINER_LEFT_OUT,
     TRAINER_NO_EFFECT,
 )
+
+_EIGHT: Final[Facts] = {"gpus if unsaid": 8}
+_FSDP: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": True, **_EIGHT}
+_SHIPPED: Final = {
+    "single_gpu": {"strategy": "single"},
+    "multi_gpu": {"strategy": "ddp", **_EIGHT},
+    **{f"zero{n}": {**stage(n), "engine": "deepspeed", **_EIGHT} for n in (1, 2, 3)},
+    **{f"fsdp{n}": {**_FSDP, "fsdp_version": n} for n in (1, 2)},
+}
+
+
+def _accelerate(value: Any) -> Facts:
+    """Read the name of one of trl's accelerate_configs, or a file."""
+    if str(value).endswith((".yaml", ".yml", ".json")):
+        return {"companion config_file": value}
+    if value not in _SHIPPED:
+        text = "is no config that trl has"
+        raise Unknown(text, absent=f"accelerate_config {value!s:.60}: {text}")
+    return dict(_SHIPPED[value])
+
+
+def _length(value: Any) -> Facts:
+    if str(value).lower() in ("none", "null"):
+        raise Unknown("sequences are not cut short: give --seq-len N")
+    return whole("seq_len")(value)
+
 
 _OTHER = "another trainer than SFT: its reference models and completions are not planned"
 _OTHERS: Final = (
@@ -35,11 +61,15 @@ TRL = Kind(
             }
         ),
         "activation_offloading": when(activation_checkpointing="offload"),
+        "accelerate_config": _accelerate,
+        "max_length": _length,
+        "model_init_kwargs.attn_implementation": ATTENTION,
+        **dict.fromkeys(("model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"), WEIGHTS),
     },
     left_out={
         **TRAINER_LEFT_OUT,
         **dict.fromkeys(_OTHERS, _OTHER),
-        "model_init_kwargs": "give --precision",
+        "model_init_kwargs": "of these dtype and attn_implementation are read, from YAML",
         "router_aux_loss_coef": "the loss of routers is not planned",
     },
     no_effect=(
