@@ -375,6 +375,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     said = refusal(capsys, import_cli.main, folder, "--out", folder.parent / "run")
     assert "tokenizer.json: token id" in said
     assert "is beyond the vocabulary of 300: set the model's vocabulary size to" in said
+    assert "or more (of stored weights by resize_token_embeddings of transformers)" in said
     assert list(folder.parent.iterdir()) == [folder]
 
 
