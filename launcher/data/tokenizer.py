@@ -236,7 +236,8 @@ def check_vocabulary(tokenizer: str, ids: int, vocab_size: int) -> None:
     if ids > vocab_size:
         raise UserError(
             f"tokenizer {tokenizer}: token id {ids - 1} is beyond the vocabulary of "
-            f"{vocab_size}: set the model's vocabulary size to {ids} or more"
+            f"{vocab_size}: set the model's vocabulary size to {ids} or more (of stored weights "
+            "by resize_token_embeddings of transformers)"
         )
 
 

@@ -40,7 +40,7 @@ def model_folder(path: Path) -> Path:
         return cached_folder(name)
 
 
-def cached_folder(name: str) -> Path:
+def cached_folder(name: str, revision: str | None = None) -> Path:
     """Return the folder of the model ORG/NAME in the Hub's cache; config and tokenizer are
     downloaded where it has none. Weights follow when they are read (`fetch_weights`), after all
     other input has been checked.
@@ -52,11 +52,11 @@ def cached_folder(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(name, local_files_only=True))
+        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
     except HFValidationError:
         raise UserError("names no model: write hf:ORG/NAME") from None
     except LocalEntryNotFoundError:
-        return _download(name, _SMALL, revision=None)
+        return _download(name, _SMALL, revision=revision)
     # Other programs cache single files, as AutoTokenizer does.
     if any((folder / config).is_file() for config in _CONFIGS):
         return folder
@@ -73,7 +73,7 @@ def fetch_weights(folder: Path, shards: Collection[str]) -> None:
     Raises:
         UserError: they cannot be downloaded.
     """
-    name = _name_in_cache(folder)
+    name = name_in_cache(folder)
     # Not *.safetensors: some models lie there a second time, as consolidated.safetensors.
     needed = set(shards) or {SINGLE_FILE}
     if name is not None and not all((folder / file).exists() for file in needed):
@@ -89,9 +89,10 @@ def _download(name: str, patterns: tuple[str, ...], *, revision: str | None) -> 
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if is_offline() or not _reachable():
+        download = f"hf download {name}{f' --revision {revision}' if revision else ''}"
         raise UserError(
             f"is not in the cache {constants.HF_HUB_CACHE}, and the Hugging Face Hub cannot be "
-            f"reached: connect to the network, or run `hf download {name}` where there is one"
+            f"reached: connect to the network, or run `{download}` where there is one"
         )
     main = os.environ.get("RANK", "0") == "0"
     if main and patterns != _SMALL:
@@ -111,10 +112,10 @@ def _download(name: str, patterns: tuple[str, ...], *, revision: str | None) -> 
 
 def name_of_folder(folder: Path) -> str:
     """Return a short name of a model's folder: in the Hub's cache the model's, not its commit."""
-    return (_name_in_cache(folder) or folder.absolute().name).rpartition("/")[2]
+    return (name_in_cache(folder) or folder.absolute().name).rpartition("/")[2]
 
 
-def _name_in_cache(folder: Path) -> str | None:
+def name_in_cache(folder: Path) -> str | None:
     """Return ORG/NAME of a model's folder in the Hub's cache."""
     whole = folder.absolute()
     if whole.parent.name != "snapshots" or not whole.parents[1].name.startswith("models--"):

@@ -19,6 +19,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import Lora
 from launcher.model.parts import is_projection, projection_of
 from launcher.strategies.parameters import parameter_shapes
+from launcher.util.hub_cache import name_in_cache
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 DIFFERS: Final = "same outputs, but training on differs from PEFT's"
@@ -185,10 +186,13 @@ def _settings_of(
         names[projection.module if ambiguous else short] = len(projection.sizes)
     joined = {name: count for name, count in names.items() if count > 1}
     growth = math.sqrt if lora.rslora else float
+    on_hub = None if base is None else name_in_cache(Path(base))
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        BASE_FIELD: base,
+        # other machines have no such cache
+        BASE_FIELD: on_hub or base,
+        "revision": Path(base).name if base and on_hub else None,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,

@@ -1,5 +1,6 @@
 """Small files beside weights: tokenizer, chat template, generation config."""
 
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from launcher.checkpoint.pretrained.weight_files import write_json
 from launcher.config.families.base import ENDS, check_token_ids
 from launcher.data.files import (
     BESIDE_TOKENIZER,
+    CHAT_TEMPLATE_FILE,
     HUB_PREFIX,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -17,7 +19,7 @@ from launcher.data.files import (
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
 from launcher.util.errors import UserError
-from launcher.util.json_file import read_json
+from launcher.util.json_file import json_object, read_json
 
 GENERATION_FILE = "generation_config.json"
 
@@ -94,6 +96,26 @@ def generation_config(
             return found
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     return {"_from_model_config": True, **ends}
+
+
+def with_turn_ends(
+    generation: Mapping[str, Any], folder: Path, vocab_size: int
+) -> Mapping[str, Any]:
+    """Return a generation config that also ends where the chat template beside a tokenizer.json
+    ends an answer: those of base models name the end of a text alone, and nothing would stop what
+    has learned to end its turns."""
+    named = json_object(folder / TOKENIZER_CONFIG_FILE).get("chat_template")
+    if named is None and not (folder / CHAT_TEMPLATE_FILE).is_file():
+        return generation
+    from launcher.data.chat import ChatTemplate
+
+    first = generation.get("eos_token_id")
+    ends = first if isinstance(first, list) else [] if first is None else [first]
+    with contextlib.suppress(UserError):  # no transformers, or a template of another kind
+        found = ChatTemplate.find(str(folder / TOKENIZER_FILE))
+        more = set() if found is None else found.turn_ends().difference(ends)
+        ends = [*ends, *sorted(token for token in more if token < vocab_size)]
+    return {**generation, "eos_token_id": ends} if ends[1:] else generation
 
 
 def ends_of(generation: Mapping[str, Any]) -> dict[str, Any]:

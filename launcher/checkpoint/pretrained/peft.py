@@ -31,6 +31,7 @@ from launcher.util.hub_cache import cached_folder, fetch_weights
 from launcher.util.json_file import read_json
 
 _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_REVISION: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")
 
 
 class PeftFolder:
@@ -225,7 +226,8 @@ def folder_beside(folder: Path) -> Path:
     Raises:
         UserError: it is not on this machine, and no model of the Hub.
     """
-    named = read_json(folder / ADAPTER_CONFIG).get(BASE_FIELD)
+    document = read_json(folder / ADAPTER_CONFIG)
+    named, revision = document.get(BASE_FIELD), str(document.get("revision") or "")
     if isinstance(named, str) and Path(named).is_dir():
         return Path(named)
     where = f"{folder / ADAPTER_CONFIG}: {BASE_FIELD} is {named!r}, which is no folder here"
@@ -233,8 +235,10 @@ def folder_beside(folder: Path) -> Path:
         raise UserError(
             f"{where}: write there where the model is that the adapter was trained beside"
         )
+    if revision and not _REVISION.fullmatch(revision):
+        raise UserError(f"{where}, and revision {revision!r} names no commit: correct or remove it")
     with naming(f"{where}, and"):
-        return cached_folder(named)
+        return cached_folder(named, revision or None)
 
 
 def companions_beside(folder: Path) -> Path:

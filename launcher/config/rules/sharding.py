@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
+from launcher.model.foreign.config import ForeignConfig
 
 
 def strategy(setting: Setting) -> Iterator[str]:
@@ -130,9 +131,11 @@ def seq_len(setting: Setting) -> Iterator[str]:
     """Reject sequences longer than the model's context."""
     tokens, context = setting.seq_len, setting.model.context
     if tokens > context:
+        stored = setting.config.model.init_from is not None and setting.model.position == "learned"
+        fixed = stored or isinstance(setting.model, ForeignConfig)
         yield (
             f"--seq-len {tokens} is longer than the model's context of {context}: "
-            f"give --seq-len {context} or less, or --context {tokens}"
+            f"give --seq-len {context} or less{'' if fixed else f', or --context {tokens}'}"
         )
 
 

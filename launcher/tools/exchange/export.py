@@ -16,6 +16,7 @@ from launcher.checkpoint.pretrained.companions import (
     choose_tokenizer,
     ends_of,
     generation_config,
+    with_turn_ends,
     write_tokenizer,
 )
 from launcher.checkpoint.pretrained.stored import Stored, open_stored
@@ -209,7 +210,8 @@ def write_settings(
     places = [folder]
     if options.tokenizer in (None, "none"):  # another tokenizer has other end-of-text tokens
         places.append(checkpoint.run_folder)
-    generation = generation_config(places, end_of_text, config.vocab_size)
+    known = generation_config(places, end_of_text, config.vocab_size)
+    generation = with_turn_ends(known, folder, config.vocab_size)
     write_json(folder / GENERATION_FILE, generation)
     if document is not None:
         # transformers 5 reads dtype first, earlier versions read torch_dtype.

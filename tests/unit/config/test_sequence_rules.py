@@ -1,5 +1,6 @@
 """Which sequences can be cut over ranks: chosen, or refused in one sentence."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,17 @@ def test_auto_is_ulysses_where_the_ranks_divide_the_heads(
         ranks, heads=heads, d_model=96, kv_heads=kv_heads, context_parallel=ranks, seq_len=48
     )
     assert found.config.sharding.context_parallel_method == method
+
+
+def test_another_context_is_suggested_only_where_it_can_be_given() -> None:
+    start, said = Path("start"), "than the model's context of 64: give --seq-len 64 or less"
+    for model, longer in (
+        ({}, ", or --context 65"),
+        ({"init_from": start, "position": "rope"}, ", or --context 65"),
+        ({"init_from": start}, ""),  # its positions are stored
+    ):
+        with pytest.raises(UserError, match=f"{said}{longer}$"):
+            resolved(1, **model, seq_len=65)
 
 
 def test_ranks_of_one_sequence_read_the_same() -> None:

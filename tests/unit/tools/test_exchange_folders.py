@@ -167,6 +167,18 @@ def test_another_tokenizer_brings_its_own_end(saved: Path, tmp_path: Path) -> No
     assert generation["eos_token_id"] == 256
 
 
+def test_the_end_of_a_turn_ends_a_text_of_an_export(folder: Path, tmp_path: Path) -> None:
+    """A base model's generation config does not name it, and what has learned it would run on."""
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 7}))
+    template = CHAT.replace("}}", "}}<|endoftext|>")
+    (folder / "chat_template.jinja").write_text(template)
+    run(import_cli.main, folder, "--out", tmp_path / "run")
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs.generation_config.eos_token_id == [7, 0]
+
+
 def test_ends_of_text_that_stand_only_in_config_json_are_kept(folder: Path, tmp_path: Path) -> None:
     (folder / "generation_config.json").unlink()
     run(import_cli.main, folder, "--out", tmp_path / "run")
@@ -375,6 +387,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(
     said = refusal(capsys, import_cli.main, folder, "--out", folder.parent / "run")
     assert "tokenizer.json: token id" in said
     assert "is beyond the vocabulary of 300: set the model's vocabulary size to" in said
+    assert "or more (of stored weights by resize_token_embeddings of transformers)" in said
     assert list(folder.parent.iterdir()) == [folder]
 
 

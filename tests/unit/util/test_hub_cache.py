@@ -1,7 +1,9 @@
 """Models of the Hub's cache, and a Hub that does not answer."""
 
+import dataclasses
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,10 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 
+from launcher.checkpoint.pretrained.adapters import write_adapter
+from launcher.checkpoint.pretrained.peft import folder_beside
 from launcher.checkpoint.pretrained.weight_files import _weight_files
 from launcher.config.arguments import parse_run_config
+from launcher.config.families import read_hf_config
+from launcher.model.lora_config import Lora
+from launcher.strategies.parameters import parameter_shapes
 from launcher.util import hub_cache
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
@@ -230,6 +238,26 @@ def test_weights_are_downloaded_once_all_else_is_checked(
     missing = train(f"--init-from hf:org/other {begun}")
     assert missing.returncode == 2
     assert "there is no such model on the Hugging Face Hub" in missing.stderr
+
+
+def test_an_adapter_names_its_base_of_the_hub_and_the_commit(hub: Path, tmp_path: Path) -> None:
+    other = tmp_path / "models--org--tiny" / "snapshots" / ("b" * 40)
+    shutil.copytree(other.with_name("a" * 40), other)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    config = dataclasses.replace(read_hf_config(other / "config.json"), lora=Lora(rank=2, alpha=4))
+    shapes = parameter_shapes(config)
+    write_adapter(
+        folder, config, lambda n: torch.zeros(shapes[n]), base=str(other), dtype=torch.float32
+    )
+    settings = read_json(folder / "adapter_config.json")
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("org/tiny", "b" * 40)
+    assert folder_beside(folder) == other  # and not the one that `main` is
+    for revision, said in (("c" * 40, "--revision c"), ("../main", "names no commit")):
+        settings["revision"] = revision
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+        with pytest.raises(UserError, match=said):
+            folder_beside(folder)
 
 
 def test_an_adapter_of_the_hub_is_imported_with_its_base(
