@@ -27,6 +27,8 @@ class Buffers:
         self.by_name = {parameter.name: parameter for parameter in self.parameters}
         self.element, self.stored = rank.computed_bytes, rank.stored_bytes
         self._costs: dict[str, OptimizerCosts] = {}
+        self.updates_on: str | None = None
+        """Stream of the optimizer's kernels, where it is not the one that computes."""
         self.last_may_need_more = False
         """The last rank of a group may have a higher peak than the first."""
 
@@ -154,7 +156,7 @@ class Buffers:
             self._costs[parameter.name] = self.rank.optimizer_costs(shape, parameter.name)
         costs = self._costs[parameter.name]
         self.hold_states(key, costs, where)
-        self.transient(costs.temporary_bytes, where=where)
+        self.transient(costs.temporary_bytes, where=where, stream=self.updates_on)
         if is_projection(parameter.name):
             self.hold_masks(math.prod(shape), where)
 
@@ -162,7 +164,9 @@ class Buffers:
         """An optimizer's states of `key`, each in a storage of its own, unless it has them."""
         for number, size_bytes in enumerate(costs.states_bytes):
             if not self.timeline.has((key, number)):
-                self.timeline.allocate((key, number), size_bytes, "optimizer", where=where)
+                self.timeline.allocate(
+                    (key, number), size_bytes, "optimizer", where=where, stream=self.updates_on
+                )
 
 
 class Whole(Buffers):

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nullgpu.runs import ROOT, SHORT, command, environment, train
+from nullgpu.runs import GPU, MIB, ROOT, SHORT, command, environment, train
+
+from launcher.config.arguments import parse_run_config
+from launcher.config.resolve import resolve
+from launcher.forecast.fit import reserved
+from launcher.forecast.predict import predict
 
 
 def test_out_of_memory_ends_with_advice(tmp_path: Path) -> None:
@@ -92,6 +97,23 @@ def test_a_fraction_of_the_optimizer_is_in_host_memory(type_: str, tmp_path: Pat
     for name in names:
         assert plan["measured"][name] == plan["predicted"][name] == device[f"{name}_bytes"]
     assert predicted["host"]["used_bytes"] == sum(host[f"{name}_bytes"] for name in names)
+
+
+def test_gradients_that_are_held_against_infinity_have_a_stream_of_their_own(
+    tmp_path: Path,
+) -> None:
+    wide = ("--layers", "2", "--d-model", "1024", "--heads", "8")
+    flags = ("--zero", "3", "--precision", "fp16", *wide)
+    more = {"SHARDSCALE_STAND_IN_CHECKS": "false"}  # no step has overflowed
+    run = train(tmp_path, *flags, "--test-batches", "0", more=more)
+    assert run.code == 0, run.output[-4000:]
+    peak = max(step["reserved_peak_bytes"] for step in run.records("step"))
+    config = ("--config", str(run.folder / "config.yaml"))
+    resolved = resolve(parse_run_config(config), world_size=1, device_type="cuda")
+    planned = reserved(
+        predict(resolved, world_size=1, device_type="cuda", gpu=GPU), resolved, limit_bytes=None
+    )
+    assert planned.peak_reserved_bytes == pytest.approx(peak, abs=2 * MIB)
 
 
 BETWEEN_SAMPLES = """

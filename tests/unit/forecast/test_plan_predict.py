@@ -231,6 +231,22 @@ def test_with_torch_2_15_a_workspace_is_held_by_a_product_alone(
     assert kept - once == gpu.cublas_workspace_bytes == 32 * MIB
 
 
+@pytest.mark.parametrize(("optimizer", "workspaces"), [("adamw", 0), ("muon", 1), ("apollo", 1)])
+def test_an_optimizer_in_the_backward_of_fsdp_has_the_stream_of_its_messages(
+    optimizer: str, workspaces: int
+) -> None:
+    how: dict[str, Any] = {"optimizer": optimizer, "optimizer_in_backward": True, "clip": 0}
+    run = resolved_of(2, device_type="cuda", strategy="fsdp", **how)
+    gpu = gpu_named("h100")
+    found = predict(run, world_size=2, device_type="cuda", gpu=gpu)
+    left = dict[int, int]()
+    for storage, size_bytes in found.events:
+        if found.streams.get(storage) == "reduce":
+            left[storage] = size_bytes  # 0 where it is freed
+    expected = found.held.device.optimizer_bytes + workspaces * gpu.cublas_workspace_bytes
+    assert sum(left.values()) == expected
+
+
 def test_a_gpus_blocks_are_multiples_of_512_bytes() -> None:
     prediction = predicted(1, device_type="cuda")
     assert {size % 512 for size in prediction.peaks.values()} == {0}

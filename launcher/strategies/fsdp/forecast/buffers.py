@@ -30,6 +30,7 @@ class FsdpBuffers(Buffers):
         self.offloaded = sharding.offload_param == "cpu" and rank.device_type != "cpu"
         self.casts = self.element != self.stored
         self.reduces = True
+        self.updates_on = "reduce" if rank.updates_in_backward else None
         self._kept_gather: Group | None = None
         self._scattering: str | None = None
         self._reductions = 0
@@ -52,9 +53,8 @@ class FsdpBuffers(Buffers):
     def build(self) -> None:
         where, pins = self.rank.params_where, self.rank.pins
         for p in self.parameters:
-            size_bytes = self.rank.element_bytes(p) * self.division.padded(p)
-            key = ("param", p.name)
-            self.timeline.allocate(key, size_bytes, p.category, where=where, pinned=pins)
+            key, size = ("param", p.name), self.rank.element_bytes(p) * self.division.padded(p)
+            self.timeline.allocate(key, size, p.category, where=where, pinned=pins)
         # Each parameter's full initial value is made and cut; those before it are still there.
         for p in self.parameters:
             drawn = self.draw(p)
@@ -132,7 +132,8 @@ class FsdpBuffers(Buffers):
 
     def update(self, parameter: Parameter) -> None:
         super().update(parameter)
-        self.transient(self.division.decayed_bytes(parameter), where=self.rank.params_where)
+        size_bytes, where = self.division.decayed_bytes(parameter), self.rank.params_where
+        self.transient(size_bytes, where=where, stream=self.updates_on)
 
     def _update(self, group: ShardedGroup) -> None:
         """Update a group as soon as it is reduced, where the optimizer is in the backward."""

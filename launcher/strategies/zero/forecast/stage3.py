@@ -98,6 +98,7 @@ class Zero3(ZeroBuffers):
 
     def step(self) -> None:
         self.coordinator.drop_persistent()
+        self._look_for_overflow()
         largest = max(self._slice(p) for p in self.trained)
         if not self.norms_on_the_way:
             self.transient(FP64 * largest)  # the gradient norm
@@ -108,6 +109,20 @@ class Zero3(ZeroBuffers):
             self.timeline.free("flat")
             self.timeline.free("converted")
         self.coordinator.hold_persistent()
+
+    def _look_for_overflow(self) -> None:
+        """Where losses are scaled, all gradients that lie end to end are held against infinity, by
+        their magnitudes (has_overflow)."""
+        if self.rank.resolved.config.optim.arithmetic.computed != "fp16":
+            return
+        where: Where = "host" if self.offloaded else "device"
+        lying = (n for number, n in enumerate(self.groups) if number not in self.kept)
+        elements, stream = sum(lying), "reduce"
+        size_bytes = self.grad_element * elements
+        self.timeline.allocate("sizes", size_bytes, "temporary", where=where, stream=stream)
+        for each in (elements, 1):  # bools, and whether there is any
+            self.transient(each, where=where, stream=stream)
+        self.timeline.free("sizes")
 
     def _flatten_gradients(self, number: int, elements: int) -> None:
         """Gradients of a sub-group end to end, then in the type of the master weights."""
