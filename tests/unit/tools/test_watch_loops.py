@@ -46,6 +46,21 @@ def test_a_loss_is_as_it_was_before_a_scaler(tmp_path: Path) -> None:
     assert [record["loss"] for record in records if record["kind"] == "step"] == [0.5] * 3
 
 
+COMPILED = """\
+import torch
+model = torch.nn.DataParallel(torch.compile(torch.nn.Linear(4, 1), backend="eager"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_compiled_model_inside_a_wrapper_has_its_name(tmp_path: Path) -> None:
+    described = [one for one in watched(tmp_path, COMPILED) if "strategy" in one][-1]
+    assert (described["model"], described["strategy"]) == ("Linear", "DataParallel")
+
+
 PROFILED = """\
 import torch
 class Model(torch.nn.Linear):
