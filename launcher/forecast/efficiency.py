@@ -129,6 +129,9 @@ def predicted_range(seconds: float) -> tuple[float, float]:
 # Tiles of cuBLAS, (rows, columns), and what each reaches of the largest one's rate: a narrower tile
 # loads more for each product (NVIDIA, Matrix Multiplication Background User's Guide, section 3).
 TILES: Final = (((256, 128), 1.0), ((128, 128), 0.9), ((128, 64), 0.75), ((64, 64), 0.55))
+# Assumed.
+SPLIT_INNER: Final = 2048
+"""Least length of a sum's parts, where cuBLAS shares it among multiprocessors (split-K)."""
 
 
 def architecture(gpu: Gpu) -> Architecture:
@@ -153,14 +156,20 @@ def backend_rate(backend: str, gpu: Gpu | None) -> float:
     return min(rate, 1.0) if chosen_is_cudnn else rate
 
 
-def busy_share(rows: int, columns: int, multiprocessors: int, *, batch: int = 1) -> float:
+def busy_share(
+    rows: int, columns: int, multiprocessors: int, *, batch: int = 1, inner: int = 0
+) -> float:
     """Return the share of the peak rate that a product of so many rows and columns reaches at most,
     or a `batch` of them at a time: tiles go in waves over the multiprocessors, the last of
-    which is not full."""
+    which is not full. Where even the smallest leave half of them idle, as the gradient of a small
+    weight over many tokens does, its long sums of `inner` numbers are shared, too."""
     shares = []
+    smallest = batch * math.ceil(rows / TILES[-1][0][0]) * math.ceil(columns / TILES[-1][0][1])
+    most_parts = inner // SPLIT_INNER if 2 * smallest <= multiprocessors else 1
     for (tile_rows, tile_columns), rate in TILES:
         tiles = batch * math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
-        waves = math.ceil(tiles / multiprocessors)
-        full = batch * rows * columns / (tile_rows * tile_columns) / (waves * multiprocessors)
-        shares.append(rate * full)
+        parts = max(1, min(most_parts, multiprocessors // tiles))
+        waves = math.ceil(tiles * parts / multiprocessors)
+        each = batch * rows * columns / (tile_rows * tile_columns)
+        shares.append(rate * each * parts / (waves * multiprocessors))
     return max(shares)

@@ -87,5 +87,5 @@ def achieved_flops_per_s(
 def _cost(product: Product, gpu: Gpu) -> tuple[float, float]:
     """(FLOPs, as if all multiprocessors were busy; bytes of the result)."""
     batch, rows, columns = product.batch, product.rows, product.columns
-    busy = busy_share(rows, columns, gpu.multiprocessors, batch=batch)
+    busy = busy_share(rows, columns, gpu.multiprocessors, batch=batch, inner=product.inner)
     return product.flops / busy, product.element_bytes * batch * rows * columns

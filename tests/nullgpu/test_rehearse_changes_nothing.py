@@ -42,6 +42,13 @@ def test_ranks_agree_on_values_that_a_library_sends(program: str, tmp_path: Path
     assert waits == (program == "pipeline.py")
 
 
+def test_ranks_send_each_other_equal_shares_of_tokens(tmp_path: Path) -> None:
+    found, lines = rehearse(tmp_path, "expert_parallel.py", ranks=True)
+    assert (found["verdict"], found["steps"]) == ("fits", 3), lines[-20:]
+    # Half of the tokens of two ranks, twice chosen, for four experts.
+    assert {line for line in lines if line.startswith("tokens")} == {"tokens 512 512 512 512"}
+
+
 def test_arguments_of_random_numbers_are_valid(tmp_path: Path) -> None:
     found, lines = rehearse(tmp_path, "draws.py")
     # Repeats that nobody knows are one of each.

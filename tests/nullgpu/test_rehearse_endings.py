@@ -129,6 +129,8 @@ for step in range(9):
     not_reached = "  not in it: an evaluation or a save after the first 3 steps"
     assert (not_reached in repr(with_them), not_reached in repr(without)) == (False, True)
     assert "every step is followed" not in repr(without)
+    saved = "  the program saved files with values that no kernel has computed: delete them"
+    assert (saved in repr(with_them), saved in repr(without)) == (True, False)
 
 
 SEARCH = """\

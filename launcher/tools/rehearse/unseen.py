@@ -10,8 +10,10 @@ from launcher.util.sizes import gib
 
 def unseen_lines(stage: Stage) -> Iterator[str]:
     """Yield what no rank did before the end, and may need more than the recorded steps."""
+    done = {phase["period"] for rank in stage.ranks for phase in rank.of_kind("phase")}
+    if "save" in done:
+        yield "  the program saved files with values that no kernel has computed: delete them"
     if all_seen(stage.ranks):
-        done = {phase["period"] for rank in stage.ranks for phase in rank.of_kind("phase")}
         words = {"evaluation": "an evaluation", "save": "a save"}
         missing = [word for period, word in words.items() if period not in done]
         if missing:

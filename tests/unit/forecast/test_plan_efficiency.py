@@ -50,6 +50,14 @@ def test_tiles_go_in_waves() -> None:
     assert busy_share(512, 512, 132) == pytest.approx(0.55 * 64 / 132)
 
 
+def test_long_sums_of_few_tiles_are_shared() -> None:
+    # A small weight's gradient over 32,768 tokens, by 8 tiles of 128 x 128, each in 13 parts.
+    assert busy_share(256, 512, 108, inner=32768) == pytest.approx(0.9 * 8 * 13 / 108)
+    # Parts are long, and sums stay whole where half of the multiprocessors are busy.
+    assert busy_share(256, 512, 108, inner=2048) == busy_share(256, 512, 108)
+    assert busy_share(768, 768, 108, inner=32768) == busy_share(768, 768, 108)
+
+
 @pytest.mark.parametrize("gpu", ["A100-80GB", "H100"])
 def test_wide_layers_reach_more_of_the_peak(gpu: str) -> None:
     machine, rates = Machine.of_gpu(gpu), []

@@ -18,6 +18,7 @@ def watched(folder: Path, program: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         (*words, sys.executable, str(script)),
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
@@ -43,6 +44,42 @@ for _ in range(3):
 def test_a_loss_is_as_it_was_before_a_scaler(tmp_path: Path) -> None:
     records = watched(tmp_path, SCALED)
     assert [record["loss"] for record in records if record["kind"] == "step"] == [0.5] * 3
+
+
+COMPILED = """\
+import torch
+model = torch.nn.DataParallel(torch.compile(torch.nn.Linear(4, 1), backend="eager"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_compiled_model_inside_a_wrapper_has_its_name(tmp_path: Path) -> None:
+    described = [one for one in watched(tmp_path, COMPILED) if "strategy" in one][-1]
+    assert (described["model"], described["strategy"]) == ("Linear", "DataParallel")
+
+
+PROFILED = """\
+import torch
+class Model(torch.nn.Linear):
+    def forward(self, module):
+        return super().forward(module)
+model = Model(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with torch.profiler.profile(with_stack=True, with_modules=True) as profiler:
+    for _ in range(2):
+        model(module=torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+profiler.export_chrome_trace("trace.json")
+assert "nn.Module: Model_0" in open("trace.json").read()
+"""
+
+
+def test_a_profiler_of_the_program_finds_its_modules(tmp_path: Path) -> None:
+    records = watched(tmp_path, PROFILED)
+    assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2]
 
 
 HISTORY = """\

@@ -52,22 +52,26 @@ def share_of_expert(mask: Any) -> tuple[int, int] | None:
 
 
 def tokens_of_experts(counts: Any) -> list[int] | None:
-    """Return the values of `counts` where that is how many tokens each expert of a mixture has;
-    None for other tensors."""
+    """Return the values of `counts` where that is how many tokens each expert of a mixture has, or
+    the experts of each rank that tokens are sent to; None for other tensors."""
     frame = next(frames(), None)
     count = None if frame is None else _experts(frame)
-    if frame is None or count is None or tuple(counts.shape) != (count,) or not _whole(counts):
+    if frame is None or count is None or counts.dim() != 1 or not _whole(counts):
+        return None
+    ranks = _ranks()
+    shares = int(counts.numel())
+    if shares not in (count, ranks, count * ranks):
         return None
     # The router's indices, else the rows that the counts are to divide.
-    selected = [n for n in _selections(frame) if n > count]
+    selected = [n for n in _selections(frame) if n > count * ranks]
     if not selected:
         tensors = [v for v in frame.f_locals.values() if _is_tensor(v) and v.is_floating_point()]
         selected = [v.shape[0] for v in tensors if v.dim() == 2]
     if not selected:
         return None
     # the first experts get the remainder, so that the counts add up
-    each, more = divmod(min(selected), count)
-    return [each + (expert < more) for expert in range(count)]
+    each, more = divmod(min(selected), shares)
+    return [each + (share < more) for share in range(shares)]
 
 
 def _share(frame: Any, most: int) -> tuple[int, int] | None:
@@ -90,6 +94,11 @@ def _is_tensor(value: Any) -> bool:
 
 def _whole(tensor: Any) -> bool:
     return str(tensor.dtype) in ("torch.int64", "torch.int32")
+
+
+def _ranks() -> int:
+    distributed = sys.modules["torch"].distributed
+    return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def _experts(frame: Any) -> int | None:

@@ -97,22 +97,24 @@ class Observer:
         """
         compiling = self.torch.compiler.is_compiling
         call = self.torch.nn.Module.__call__
+        observer = self
 
         @functools.wraps(call)
-        def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call_module(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # torch.profiler looks in this frame for the module, by the name `self`
             if compiling():
-                return call(module, *args, **kwargs)
-            modules = self.session.modules
+                return call(self, *args, **kwargs)
+            modules = observer.session.modules
             depth = len(modules)
-            modules.append(module)
-            if not depth or self.session.recording:
-                enters(module, args, kwargs)
+            modules.append(self)
+            if not depth or observer.session.recording:
+                enters(self, args, kwargs)
             try:
-                return call(module, *args, **kwargs)
+                return call(self, *args, **kwargs)
             finally:
-                modules = self.session.modules  # another list after a fork
+                modules = observer.session.modules  # another list after a fork
                 del modules[depth:]
-                if not modules or self.session.recording:
+                if not modules or observer.session.recording:
                     leaves()
 
         @guarded

@@ -78,7 +78,7 @@ def describe(torch: Any, module: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     wrappers, inner = [], getattr(module, "_orig_mod", module)  # of torch.compile
     while inner is not None and inner is not getattr(inner, "module", inner):
         wrappers.append(type(inner).__name__)
-        inner = inner.module
+        inner = getattr(inner.module, "_orig_mod", inner.module)
     # fully_shard puts FSDP in front of the name of the class
     if inner is not None and type(inner).__name__.startswith("FSDP"):
         wrappers.append("FSDP2")
