@@ -196,7 +196,9 @@ def test_the_readmes_figures_are_those_of_the_results() -> None:
     found = re.search(r"- bytes: .* median error (\S+%),.* worst (\S+%),", published)
     paces = re.search(r"- seconds: .* (\S+%) within 1.25x", published)
     peaks = re.search(r"worst (\S+)%", (results / "prediction.md").read_text(encoding="utf-8"))
-    assert found and paces and peaks
+    assert found
+    assert paces
+    assert peaks
     assert f"off by {found[1]} (median), at most {found[2]}. Seconds" in said
     assert f"within 1.25x for {paces[1]}." in said
     assert f"runs: worst error {float(peaks[1]):.1f}%" in said

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, text, when, whole, words
+from launcher.tools.plan_from.keys import Facts, Kind, is_on, text, when, whole, words
 from launcher.tools.plan_from.kinds.shared import ATTENTION, adapter_targets
 from launcher.tools.plan_from.kinds.transformers import bits, deepspeed_file, lora_dropout
 
@@ -12,9 +12,8 @@ def _checkpointing(value: Any) -> Facts:
 
 
 def _kernels(value: Any) -> Facts:
-    if "liger" in str(value):
-        raise Unknown("blocks are planned without it, which keep more")
-    return {}
+    # without its loss: the trainer asks for whole logits (kernels/liger_kernel_ops.py)
+    return {"norm_bytes": 0, "liger": True} if "liger" in str(value) else {}
 
 
 LLAMA_FACTORY_V1 = Kind(
