@@ -19,6 +19,7 @@ from launcher.tools.plan_from.editing import edited
 from launcher.tools.plan_from.engines import ENGINES
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.kinds import KINDS
+from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
 from launcher.tools.plan_from.plan_from_cli import main
 from launcher.tools.plan_from.reading import read_source, source_of
 from launcher.tools.plan_from.translate import Reading, read_files
@@ -778,6 +779,18 @@ def test_deepspeed_without_a_stage_has_that_of_accelerate(
         "--output_dir x --model_name_or_path gpt2 --per_device_train_batch_size 2\n"
     )
     assert understood(path)[1].sharding.zero == stage
+
+
+def test_flags_of_accelerate_launch_are_known() -> None:
+    launch = pytest.importorskip("accelerate.commands.launch")
+    flags = {action.dest for action in launch.launch_command_parser()._actions}
+    kind = TRAINING_ARGUMENTS
+    rest = {
+        f for f in flags if f not in {**kind.keys, **kind.left_out} and not kind.has_no_effect(f)
+    }
+    others = ("fp8_", "megatron_lm_", "aws_", "training_script", "use_megatron_lm", "help")
+    alone = {"env", "tpu", "vm", "fsdp_min_num_params", "deepspeed_moe_layer_cls_names"}
+    assert {flag for flag in rest if not flag.startswith(others)} <= alone
 
 
 def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:

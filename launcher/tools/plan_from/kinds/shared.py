@@ -222,7 +222,10 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     **dict.fromkeys(("zero_stage", "deepspeed_stage"), stage),
     "config_file": text("companion config_file"),
     "deepspeed_config_file": text("companion deepspeed"),
+    "offload_optimizer_nvme_path": text("nvme_path"),
+    "offload_param_nvme_path": text("nvme_path"),
     "multi_gpu": when(),
+    "cpu": when(cpu=True),
     "dynamo_backend": COMPILED,
     "parallelism_config_dp_replicate_size": whole("replicas"),
     "parallelism_config_tp_size": whole("tensor_parallel"),
@@ -233,7 +236,10 @@ LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.sp
     " rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
     "machine_rank max_restarts monitor_interval module dynamo_* use_parallelism_config "
     "parallelism_config_dp_shard_size parallelism_config_?p_* local_ranks_filter tee "
-    "log_dir role hostfile exclude"
+    "log_dir role hostfile exclude gpu_ids downcast_bf16 num_cpu_threads_per_process quiet "
+    "main_training_function same_network enable_cpu_affinity zero3_init_flag "
+    "zero3_save_16bit_model deepspeed_hostfile deepspeed_multinode_launcher "
+    "deepspeed_*clusion_filter gradient_clipping mpirun_* tpu_* no_python"
 )
 ATTENTION: Final = words(
     {
