@@ -12,7 +12,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import known_name
 from launcher.tools.plan_from.computing import checkpointing_of, loss_of, precision_of
 from launcher.tools.plan_from.keys import Facts
-from launcher.tools.plan_from.kinds.shared import PEFT_LAYERS
+from launcher.tools.plan_from.kinds.adapters import PEFT_LAYERS
 from launcher.tools.plan_from.translate import Reading
 from launcher.util.errors import UserError
 from launcher.util.flags import as_words, fields_of

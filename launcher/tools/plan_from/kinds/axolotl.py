@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import Facts, Kind, alike, is_on, text, when, whole, words
+from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS, adapter_targets
 from launcher.tools.plan_from.kinds.shared import (
     ATTENTION,
     FSDP_LEFT_OUT,
@@ -10,9 +11,7 @@ from launcher.tools.plan_from.kinds.shared import (
     FSDP_SECTION,
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
-    PEFT_TARGETS,
     WEIGHTS,
-    adapter_targets,
 )
 from launcher.tools.plan_from.kinds.transformers import (
     OPTIM,

@@ -3,7 +3,8 @@
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, when, whole, words
-from launcher.tools.plan_from.kinds.shared import ATTENTION, adapter_targets
+from launcher.tools.plan_from.kinds.adapters import adapter_targets
+from launcher.tools.plan_from.kinds.shared import ATTENTION
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_KEYS,
     TRAINER_LEFT_OUT,

@@ -3,7 +3,8 @@
 from typing import Any
 
 from launcher.tools.plan_from.keys import Facts, Kind, is_on, text, when, whole, words
-from launcher.tools.plan_from.kinds.shared import ATTENTION, adapter_targets
+from launcher.tools.plan_from.kinds.adapters import adapter_targets
+from launcher.tools.plan_from.kinds.shared import ATTENTION
 from launcher.tools.plan_from.kinds.transformers import bits, deepspeed_file, lora_dropout
 
 
