@@ -58,6 +58,18 @@ def test_flash_attn_keeps_what_sdpa_keeps_but_for_windows(tmp_path: Path) -> Non
         assert isinstance(planned.assessment.run.model, ForeignConfig) is foreign
 
 
+def test_tensor_parallelism_of_transformers_gathers_logits(tmp_path: Path) -> None:
+    section = "parallelism_config:\n  parallelism_config_tp_size: 2\n"
+    (tmp_path / "accelerate.yaml").write_text(f"{SHARDED}mixed_precision: bf16\n{section}")
+    model = "meta-llama/Llama-3.2-1B"
+    found = plan(tmp_path, "accelerate.yaml", model_name_or_path=model)
+    assert isinstance(found.assessment.run.model, ForeignConfig)
+    name, logits = "logits gathered from the ranks of a matrix", 256 * 128256
+    assert 0 < found.corrections[name] <= 10 * logits
+    chunked = plan(tmp_path, "accelerate.yaml", model_name_or_path=model, use_liger_kernel=True)
+    assert name not in chunked.corrections
+
+
 def test_version_1_of_llama_factory_copies_its_logits(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(
