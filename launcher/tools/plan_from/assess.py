@@ -41,6 +41,7 @@ _DEFAULT_BUCKETS: Final = {
 """DeepSpeed 0.19, runtime/zero/config.py, in elements."""
 _NEAREST: Final = {
     "attention": "auto",
+    "context_parallel_method": "auto",
     "activation_checkpointing": "full",
     "lora_targets": "all",
     "precision": "bf16",

@@ -76,6 +76,8 @@ def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
     """Return the fields of sharding on so many GPUs."""
     tensor, context = facts.get("tensor_parallel", 1), facts.get("context_parallel", 1)
     found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
+    if "context_parallel_method" in facts:
+        found["context_parallel_method"] = facts["context_parallel_method"]
     names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
     strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
     if gpus == 1:

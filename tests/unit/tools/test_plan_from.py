@@ -908,6 +908,23 @@ def test_ranks_that_axolotl_does_not_shard_over_are_replicas(
     assert gpus_of(reading, int(given[1]) if given else None, None)[0] == gpus
 
 
+def test_torchs_context_parallelism_is_a_ring(tmp_path: Path) -> None:
+    accelerate, titan = tmp_path / "accelerate.yaml", tmp_path / "titan.toml"
+    given = ("--model", "llama-3.2-1b", "--micro-batch", "1", "--seq-len", "512")
+    for ranks, method in ((1, "auto"), (2, "ring")):
+        accelerate.write_text(
+            "distributed_type: FSDP\nnum_processes: 4\nparallelism_config:\n"
+            f"  parallelism_config_cp_size: {ranks}\n"
+        )
+        titan.write_text(
+            '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n'
+            f"[parallelism]\ncontext_parallel_degree = {ranks}\n"
+        )
+        for path, more in ((accelerate, given), (titan, ("--gpus", "8"))):
+            sharding = understood(path, *more)[1].sharding
+            assert (sharding.context_parallel, sharding.context_parallel_method) == (ranks, method)
+
+
 def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     text = "model_name_or_path: gpt2\ndataset_name: x\npacking: true\naccelerate_config: "

@@ -12,6 +12,7 @@ from launcher.tools.plan_from.kinds.shared import (
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
     device,
+    ring,
     stage,
 )
 
@@ -51,7 +52,7 @@ ACCELERATE = Kind(
         f"{_D}.deepspeed_config_file": text("companion deepspeed"),
         f"{_P}_dp_replicate_size": whole("replicas"),
         f"{_P}_tp_size": whole("tensor_parallel"),
-        f"{_P}_cp_size": whole("context_parallel"),
+        f"{_P}_cp_size": ring,
         f"{_P}_sp_size": whole("context_parallel"),
     },
     left_out={

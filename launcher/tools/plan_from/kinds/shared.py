@@ -202,6 +202,13 @@ def _included(value: Any) -> Facts:
     return {"per_machine": len(devices[1].split(","))}
 
 
+def ring(value: Any) -> Facts:
+    """Read ranks of torch's context parallelism, a ring."""
+    facts = whole("context_parallel")(value)
+    several = facts.get("context_parallel", 1) > 1
+    return facts | {"context_parallel_method": "ring"} if several else facts
+
+
 LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "include": _included,
     "nproc_per_node": _torchrun("per_machine"),
@@ -229,7 +236,7 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "dynamo_backend": COMPILED,
     "parallelism_config_dp_replicate_size": whole("replicas"),
     "parallelism_config_tp_size": whole("tensor_parallel"),
-    "parallelism_config_cp_size": whole("context_parallel"),
+    "parallelism_config_cp_size": ring,
     "parallelism_config_sp_size": whole("context_parallel"),
 }
 LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.split()) + (
