@@ -22,7 +22,7 @@ from launcher.tools.plan_from.kinds import KINDS
 from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
 from launcher.tools.plan_from.plan_from_cli import main
 from launcher.tools.plan_from.reading import read_source, source_of
-from launcher.tools.plan_from.translate import Reading, read_files
+from launcher.tools.plan_from.translate import Reading, configured, read_files
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
@@ -923,6 +923,13 @@ def test_torchs_context_parallelism_is_a_ring(tmp_path: Path) -> None:
         for path, more in ((accelerate, given), (titan, ("--gpus", "8"))):
             sharding = understood(path, *more)[1].sharding
             assert (sharding.context_parallel, sharding.context_parallel_method) == (ranks, method)
+
+
+def test_gpus_of_the_shell_are_those_of_version_1_of_llama_factory(folder: Path) -> None:
+    path = folder / "v1.sh"
+    path.write_text("USE_V1=1 CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli sft lf1_fsdp2.yaml\n")
+    reading = read_files([configured(read_source(path))])
+    assert gpus_of(reading, None, None)[0] == 2
 
 
 def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from launcher.tools.plan_from.keys import Facts, Kind, is_on, text, when, whole, words
 from launcher.tools.plan_from.kinds.adapters import adapter_targets
-from launcher.tools.plan_from.kinds.shared import ATTENTION
+from launcher.tools.plan_from.kinds.shared import ATTENTION, LAUNCHER_KEYS
 from launcher.tools.plan_from.kinds.transformers import bits, deepspeed_file, lora_dropout
 
 
@@ -26,6 +26,7 @@ LLAMA_FACTORY_V1 = Kind(
         *("optim_config.name", "init_config.name", "batching_strategy"),
     ),
     keys={
+        **LAUNCHER_KEYS,
         "model": text("model"),
         "model_class": words({"llm": {}}, otherwise="the loss of the next token is planned"),
         "flash_attn": ATTENTION,
