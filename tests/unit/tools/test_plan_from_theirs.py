@@ -1,5 +1,6 @@
 """`plan --from`: bytes of a trainer that shardscale's own engine would not hold."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.fsdp import grouping
 from launcher.tools.plan_from.assess import Planned, plan_of
 from launcher.tools.plan_from.changes import _edits
+from launcher.tools.plan_from.output import verdict_line
 from launcher.tools.plan_from.reading import read_source
 
 ARGUMENTS: dict[str, Any] = {
@@ -77,6 +79,12 @@ def test_version_1_of_llama_factory_copies_its_logits(tmp_path: Path) -> None:
         "micro_batch_size: 8\ncutoff_len: 512\ndist_config:\n  name: fsdp2\n"
     )
     planned = plan_of([read_source(path)], ["--gpu", "H100", "--gpus", "2", "--no-calibration"])
+    # it alone may be too much: such a run has no seconds
+    full = planned.assessment.used_bytes
+    small = dataclasses.replace(planned.cluster, memory_bytes=full)
+    assert dataclasses.replace(planned, cluster=small).step_s is None
+    assert "per step" in verdict_line(planned)
+    assert "per step" not in verdict_line(dataclasses.replace(planned, cluster=small))
     # at most, since the peak may move to the backward, which has no copy
     assert 0 < planned.corrections["logits without the last token's"] <= 4 * 8 * 512 * 49152
 
