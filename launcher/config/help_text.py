@@ -31,7 +31,8 @@ def help_text(topic: str | None) -> str:
     if topic == _ALL:
         return "\n".join(line for group in LINES for line in (*_group(group), ""))
     if topic in LINES:
-        return "\n".join([*_group(topic), "", "--help FLAG explains one in full."])
+        same = f"; --help --{topic} the flag of this name" if topic in field_types() else ""
+        return "\n".join([*_group(topic), "", f"--help FLAG explains one in full{same}."])
     name = topic.lstrip("-").replace("-", "_")
     name = name if name in field_types() else name.removeprefix("no_")
     if name in field_types():

@@ -48,7 +48,7 @@ class ModelChoice:
     your own, built from a config (docs/your-own-decoder.md)."""
     init_from: Path | None = None
     """Start from the weights, shape and tokenizer of a folder of transformers' save_pretrained, a
-    run folder or a checkpoint (without its optimizer), or hf:ORG/NAME from the hub's cache."""
+    run folder or a checkpoint (without its optimizer), or hf:ORG/NAME, downloaded once."""
     layers: int | None = None
     """Number of decoder blocks."""
     heads: int | None = None

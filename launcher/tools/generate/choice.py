@@ -19,7 +19,7 @@ class GenerateOptions:
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
     """A run folder (its newest checkpoint is used), one checkpoint, an export, a folder written by
-    transformers' save_pretrained, or hf:ORG/NAME from the hub's cache."""
+    transformers' save_pretrained, or hf:ORG/NAME, downloaded once."""
     prompt: str | None = None
     """Text to continue; an empty one starts a new text. Without --prompt and --prompts, all of
     standard input is the prompt, its last newline included."""

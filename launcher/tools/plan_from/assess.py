@@ -41,6 +41,7 @@ _DEFAULT_BUCKETS: Final = {
 """DeepSpeed 0.19, runtime/zero/config.py, in elements."""
 _NEAREST: Final = {
     "attention": "auto",
+    "context_parallel_method": "auto",
     "activation_checkpointing": "full",
     "lora_targets": "all",
     "precision": "bf16",
@@ -85,7 +86,7 @@ class Planned:
     def step_s(self) -> float | None:
         """Predicted seconds of a step; None where it does not fit."""
         time = self.assessment.time
-        return None if time is None else time.total_s
+        return None if time is None or self.verdict == "does not fit" else time.total_s
 
     def lines(self) -> dict[str, int]:
         """Bytes at the peak by category, and what lies around the tensors."""

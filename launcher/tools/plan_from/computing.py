@@ -41,16 +41,18 @@ def precision_of(reading: Reading, strategy: str, *, adapters: bool) -> Facts:
     return found
 
 
-def loss_of(reading: Reading) -> Facts:
-    """Return the field of the loss, where it holds the logits of all tokens."""
+def holds_logits(reading: Reading) -> bool:
+    """Return whether the loss holds the logits of all tokens."""
     facts, engine = reading.facts, reading.engine
-    whole = engine.whole_logits
     if "loss" in facts:
-        whole = facts["loss"] == "whole"
-    elif engine.compiled_loss_in_chunks and facts.get("compile"):
-        whole = False
-    sharded = facts.get("tensor_parallel", 1) > 1
-    return {"loss_chunk": 0} if whole and not sharded else {}
+        return bool(facts["loss"] == "whole")
+    return engine.whole_logits and not (engine.compiled_loss_in_chunks and facts.get("compile"))
+
+
+def loss_of(reading: Reading) -> Facts:
+    """Return the field of the loss; that of sharded matrices has chunks here."""
+    sharded = reading.facts.get("tensor_parallel", 1) > 1
+    return {"loss_chunk": 0} if holds_logits(reading) and not sharded else {}
 
 
 def checkpointing_of(reading: Reading, layers: int, gpus: int) -> str:

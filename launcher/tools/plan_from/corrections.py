@@ -7,6 +7,7 @@ from launcher.config.schema import RunConfig
 from launcher.forecast.assess import Assessment
 from launcher.model.foreign.config import FROZEN_FP32, LIGER, TRL_LOSS, ForeignConfig
 from launcher.strategies import variant_of
+from launcher.tools.plan_from.computing import holds_logits
 from launcher.tools.plan_from.translate import Reading
 
 _FP32, _LOW, _EIGHT_BIT_MOMENTS = 4, 2, 2
@@ -54,6 +55,13 @@ def _differences(
         # Its output has them while the loss makes fp32 of them, and of these their logarithms.
         more = _LOW * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
         yield "logits as they were computed", ("forward",), _EVERY, more
+    gathers = engine.computes_transformers and run.model.loss_chunk is None
+    if run.sharding.tensor_parallel > 1 and gathers and holds_logits(reading):
+        # the head's plan gathers its output (colwise_gather_output): logits as they were computed,
+        # in fp32, and their logarithms or gradients
+        tokens = run.data.micro_batch * a.run.local_seq_len
+        more = (_LOW + 2 * _FP32) * tokens * model.vocab_size
+        yield "logits gathered from the ranks of a matrix", _COMPUTING, _EVERY, more
     if engine.shifts_logits:
         more = _FP32 * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
         yield "logits without the last token's", ("forward",), _EVERY, more

@@ -42,7 +42,7 @@ def computed_by_transformers(
     model, sharding = config.model, config.sharding
     if find_spec("transformers") is None or config.loop.compiles or names_config(model.model):
         return None
-    if sharding.tensor_parallel > 1 or sharding.context_parallel > 1:
+    if sharding.context_parallel > 1:
         return None
     if model.activation_checkpointing not in _KNOWN or model.attention not in _ATTENTION:
         return None

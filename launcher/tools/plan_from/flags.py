@@ -12,7 +12,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import known_name
 from launcher.tools.plan_from.computing import checkpointing_of, loss_of, precision_of
 from launcher.tools.plan_from.keys import Facts
-from launcher.tools.plan_from.kinds.shared import PEFT_LAYERS
+from launcher.tools.plan_from.kinds.adapters import PEFT_LAYERS
 from launcher.tools.plan_from.translate import Reading
 from launcher.util.errors import UserError
 from launcher.util.flags import as_words, fields_of
@@ -76,6 +76,8 @@ def _sharding(facts: Mapping[str, Any], gpus: int, machines: int) -> Facts:
     """Return the fields of sharding on so many GPUs."""
     tensor, context = facts.get("tensor_parallel", 1), facts.get("context_parallel", 1)
     found: Facts = {"tensor_parallel": tensor, "context_parallel": context}
+    if "context_parallel_method" in facts:
+        found["context_parallel_method"] = facts["context_parallel_method"]
     names = ("zero", "reshard_after_forward", "offload_optimizer", "offload_param", "nvme_path")
     strategy, replicas = facts.get("strategy"), facts.get("replicas", 1)
     if gpus == 1:

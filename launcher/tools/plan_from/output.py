@@ -142,7 +142,7 @@ def verdict_line(planned: Planned) -> str:
 def fits_line(found: Verdict, used_bytes: int, memory_bytes: int, time: StepTime | None) -> str:
     """Say in one line whether so many bytes fit, and how fast the run is."""
     share = f"{gib(used_bytes)} of {gib(memory_bytes)} ({used_bytes / memory_bytes:.0%})"
-    pace = "" if time is None else f", {seconds(time)} s per step"
+    pace = "" if time is None or found == "does not fit" else f", {seconds(time)} s per step"
     return f"{found}: {share}{pace}"
 
 

@@ -61,6 +61,7 @@ def _parser() -> OptionParser:
     add("--from", dest="files", type=Path, nargs="*", default=[], metavar="FILE", help="config, "
         "and files beside it, such as accelerate's; with --check also folders")  # fmt: skip
     add("--patch", action="store_true", help="print the cheapest change as a unified diff")
-    add("--check", action="store_true", help="print one line; exit 0 fits, 1 not, 3 too close")
+    add("--check", action="store_true", help="a line per config; exit 0: all fit, 1: one does not, "
+        "2: a wrong value, 3: too close to call")  # fmt: skip
     add("--json", action="store_true", help="print JSON")
     return parser

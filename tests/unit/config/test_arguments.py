@@ -268,6 +268,12 @@ def test_help_has_one_line_for_every_flag() -> None:
             assert f"[{default}]" in line
 
 
+def test_help_on_a_group_with_the_name_of_a_flag_says_how_to_ask_for_the_flag() -> None:
+    assert help_text("model").endswith("in full; --help --model the flag of this name.")
+    assert help_text("--model") != help_text("model")
+    assert help_text("memory").endswith("in full.")
+
+
 def test_help_on_one_flag_is_all_that_is_known_of_it() -> None:
     for name in field_types():
         assert len(help_text(flag(name)).splitlines()) >= 3, name

@@ -19,9 +19,10 @@ from launcher.tools.plan_from.editing import edited
 from launcher.tools.plan_from.engines import ENGINES
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.kinds import KINDS
+from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
 from launcher.tools.plan_from.plan_from_cli import main
 from launcher.tools.plan_from.reading import read_source, source_of
-from launcher.tools.plan_from.translate import Reading, read_files
+from launcher.tools.plan_from.translate import Reading, configured, read_files
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
 
@@ -780,6 +781,18 @@ def test_deepspeed_without_a_stage_has_that_of_accelerate(
     assert understood(path)[1].sharding.zero == stage
 
 
+def test_flags_of_accelerate_launch_are_known() -> None:
+    launch = pytest.importorskip("accelerate.commands.launch")
+    flags = {action.dest for action in launch.launch_command_parser()._actions}
+    kind = TRAINING_ARGUMENTS
+    rest = {
+        f for f in flags if f not in {**kind.keys, **kind.left_out} and not kind.has_no_effect(f)
+    }
+    others = ("fp8_", "megatron_lm_", "aws_", "training_script", "use_megatron_lm", "help")
+    alone = {"env", "tpu", "vm", "fsdp_min_num_params", "deepspeed_moe_layer_cls_names"}
+    assert {flag for flag in rest if not flag.startswith(others)} <= alone
+
+
 def test_sharding_by_flags_of_accelerate_launch(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(
@@ -893,6 +906,30 @@ def test_ranks_that_axolotl_does_not_shard_over_are_replicas(
     reading, config = understood(path, *given)
     assert config.sharding.replicate == replicate
     assert gpus_of(reading, int(given[1]) if given else None, None)[0] == gpus
+
+
+def test_torchs_context_parallelism_is_a_ring(tmp_path: Path) -> None:
+    accelerate, titan = tmp_path / "accelerate.yaml", tmp_path / "titan.toml"
+    given = ("--model", "llama-3.2-1b", "--micro-batch", "1", "--seq-len", "512")
+    for ranks, method in ((1, "auto"), (2, "ring")):
+        accelerate.write_text(
+            "distributed_type: FSDP\nnum_processes: 4\nparallelism_config:\n"
+            f"  parallelism_config_cp_size: {ranks}\n"
+        )
+        titan.write_text(
+            '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n'
+            f"[parallelism]\ncontext_parallel_degree = {ranks}\n"
+        )
+        for path, more in ((accelerate, given), (titan, ("--gpus", "8"))):
+            sharding = understood(path, *more)[1].sharding
+            assert (sharding.context_parallel, sharding.context_parallel_method) == (ranks, method)
+
+
+def test_gpus_of_the_shell_are_those_of_version_1_of_llama_factory(folder: Path) -> None:
+    path = folder / "v1.sh"
+    path.write_text("USE_V1=1 CUDA_VISIBLE_DEVICES=0,1 llamafactory-cli sft lf1_fsdp2.yaml\n")
+    reading = read_files([configured(read_source(path))])
+    assert gpus_of(reading, None, None)[0] == 2
 
 
 def test_configs_that_trl_ships_are_read_by_name(tmp_path: Path) -> None:

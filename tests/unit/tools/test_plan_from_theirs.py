@@ -1,5 +1,6 @@
 """`plan --from`: bytes of a trainer that shardscale's own engine would not hold."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.fsdp import grouping
 from launcher.tools.plan_from.assess import Planned, plan_of
 from launcher.tools.plan_from.changes import _edits
+from launcher.tools.plan_from.output import verdict_line
 from launcher.tools.plan_from.reading import read_source
 
 ARGUMENTS: dict[str, Any] = {
@@ -58,6 +60,18 @@ def test_flash_attn_keeps_what_sdpa_keeps_but_for_windows(tmp_path: Path) -> Non
         assert isinstance(planned.assessment.run.model, ForeignConfig) is foreign
 
 
+def test_tensor_parallelism_of_transformers_gathers_logits(tmp_path: Path) -> None:
+    section = "parallelism_config:\n  parallelism_config_tp_size: 2\n"
+    (tmp_path / "accelerate.yaml").write_text(f"{SHARDED}mixed_precision: bf16\n{section}")
+    model = "meta-llama/Llama-3.2-1B"
+    found = plan(tmp_path, "accelerate.yaml", model_name_or_path=model)
+    assert isinstance(found.assessment.run.model, ForeignConfig)
+    name, logits = "logits gathered from the ranks of a matrix", 256 * 128256
+    assert 0 < found.corrections[name] <= 10 * logits
+    chunked = plan(tmp_path, "accelerate.yaml", model_name_or_path=model, use_liger_kernel=True)
+    assert name not in chunked.corrections
+
+
 def test_version_1_of_llama_factory_copies_its_logits(tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(
@@ -65,6 +79,12 @@ def test_version_1_of_llama_factory_copies_its_logits(tmp_path: Path) -> None:
         "micro_batch_size: 8\ncutoff_len: 512\ndist_config:\n  name: fsdp2\n"
     )
     planned = plan_of([read_source(path)], ["--gpu", "H100", "--gpus", "2", "--no-calibration"])
+    # it alone may be too much: such a run has no seconds
+    full = planned.assessment.used_bytes
+    small = dataclasses.replace(planned.cluster, memory_bytes=full)
+    assert dataclasses.replace(planned, cluster=small).step_s is None
+    assert "per step" in verdict_line(planned)
+    assert "per step" not in verdict_line(dataclasses.replace(planned, cluster=small))
     # at most, since the peak may move to the backward, which has no copy
     assert 0 < planned.corrections["logits without the last token's"] <= 4 * 8 * 512 * 49152
 

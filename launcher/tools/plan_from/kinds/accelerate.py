@@ -12,6 +12,7 @@ from launcher.tools.plan_from.kinds.shared import (
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
     device,
+    ring,
     stage,
 )
 
@@ -51,7 +52,7 @@ ACCELERATE = Kind(
         f"{_D}.deepspeed_config_file": text("companion deepspeed"),
         f"{_P}_dp_replicate_size": whole("replicas"),
         f"{_P}_tp_size": whole("tensor_parallel"),
-        f"{_P}_cp_size": whole("context_parallel"),
+        f"{_P}_cp_size": ring,
         f"{_P}_sp_size": whole("context_parallel"),
     },
     left_out={
@@ -62,9 +63,7 @@ ACCELERATE = Kind(
         **{f"{_D}.{name}": reason for name, reason in DEEPSPEED_LEFT_OUT.items()},
     },
     no_effect=(
-        "compute_environment debug downcast_bf16 machine_rank main_process_ip main_process_port "
-        "main_training_function rdzv_backend same_network tpu_* enable_cpu_affinity gpu_ids "
-        "command_file commands mpirun_config dynamo_config deepspeed_config.zero3_init_flag "
+        "compute_environment debug command_file commands deepspeed_config.zero3_init_flag "
         "deepspeed_config.zero3_save_16bit_model deepspeed_config.deepspeed_multinode_launcher "
         "deepspeed_config.deepspeed_hostfile deepspeed_config.deepspeed_*clusion_filter "
         f"{_P}_dp_shard_size {_P}_cp_* {_P}_sp_* fp16 "

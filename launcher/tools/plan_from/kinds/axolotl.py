@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import Facts, Kind, alike, is_on, text, when, whole, words
+from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS, adapter_targets
 from launcher.tools.plan_from.kinds.shared import (
     ATTENTION,
     FSDP_LEFT_OUT,
@@ -10,9 +11,7 @@ from launcher.tools.plan_from.kinds.shared import (
     FSDP_SECTION,
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
-    PEFT_TARGETS,
     WEIGHTS,
-    adapter_targets,
 )
 from launcher.tools.plan_from.kinds.transformers import (
     OPTIM,
@@ -151,6 +150,10 @@ AXOLOTL = Kind(
         "ring_attn_func bench_dataset do_bench_eval do_causal_lm_eval total_num_tokens "
         "use_scattermoe use_sonicmoe llama4_linearized_experts vllm.* gemma4_* use_*_kernels "
         "jagged_* lisa_* fp8_* secrets overrides_of_model_config* model_config.* float32 "
+        "batch_flattening fix_untrained_tokens dynamic_checkpoint* embedding_lr* loraplus_* "
+        "include_tkps profiler_* scaling_softmax* use_trackio lora_on_cpu merge_lora tiled_mlp_* "
+        "torch_empty_cache_steps chunked_cross_entropy_num_chunks relora_* gpu_memory_limit "
+        "max_memory role_boundaries mean_resizing_embeddings dpo_* kto_* orpo_* cpo_* simpo_* "
         f"batch_size full_finetune {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
     ),
     defaults={

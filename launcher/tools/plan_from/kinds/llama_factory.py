@@ -3,7 +3,8 @@
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, when, whole, words
-from launcher.tools.plan_from.kinds.shared import ATTENTION, adapter_targets
+from launcher.tools.plan_from.kinds.adapters import adapter_targets
+from launcher.tools.plan_from.kinds.shared import ATTENTION
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_KEYS,
     TRAINER_LEFT_OUT,
@@ -77,6 +78,7 @@ LLAMA_FACTORY = Kind(
         "use_kt": "KTransformers' offload is not planned",
         "use_mca": "Megatron's dimensions are not planned",
         "use_megatron_bridge": "Megatron's dimensions are not planned",
+        "use_hyper_parallel": "HyperParallel's sharding is not planned",
         "upcast_lmhead_output": "logits are planned in fp32 anyway",
         "adapter_name_or_path": "adapters are planned by lora_rank",
     },
@@ -96,7 +98,8 @@ LLAMA_FACTORY = Kind(
         "placement_strategy use_reentrant_gc use_dft_loss use_eaft_loss *ft_alpha "
         "moe_aux_loss_coef rope_scaling upcast_layernorm train_from_scratch dataset_dir "
         "predict_with_generate oft_* module_dropout use_fast_tokenizer temperature top_p top_k "
-        "max_new_tokens max_length fp8_*"
+        "max_new_tokens max_length fp8_* profiler_* num_beams do_sample repetition_penalty "
+        "length_penalty skip_special_tokens freeze_extra_modules reward_model_* ref_model_*"
     ),
     defaults={
         "micro_batch": 8,

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, text, when, whole, words
-from launcher.tools.plan_from.kinds.shared import ATTENTION, adapter_targets
+from launcher.tools.plan_from.keys import Facts, Kind, is_on, text, when, whole, words
+from launcher.tools.plan_from.kinds.adapters import adapter_targets
+from launcher.tools.plan_from.kinds.shared import ATTENTION, LAUNCHER_KEYS
 from launcher.tools.plan_from.kinds.transformers import bits, deepspeed_file, lora_dropout
 
 
@@ -12,9 +13,8 @@ def _checkpointing(value: Any) -> Facts:
 
 
 def _kernels(value: Any) -> Facts:
-    if "liger" in str(value):
-        raise Unknown("blocks are planned without it, which keep more")
-    return {}
+    # without its loss: the trainer asks for whole logits (kernels/liger_kernel_ops.py)
+    return {"norm_bytes": 0, "liger": True} if "liger" in str(value) else {}
 
 
 LLAMA_FACTORY_V1 = Kind(
@@ -26,6 +26,7 @@ LLAMA_FACTORY_V1 = Kind(
         *("optim_config.name", "init_config.name", "batching_strategy"),
     ),
     keys={
+        **LAUNCHER_KEYS,
         "model": text("model"),
         "model_class": words({"llm": {}}, otherwise="the loss of the next token is planned"),
         "flash_attn": ATTENTION,

@@ -202,6 +202,13 @@ def _included(value: Any) -> Facts:
     return {"per_machine": len(devices[1].split(","))}
 
 
+def ring(value: Any) -> Facts:
+    """Read ranks of torch's context parallelism, a ring."""
+    facts = whole("context_parallel")(value)
+    several = facts.get("context_parallel", 1) > 1
+    return facts | {"context_parallel_method": "ring"} if several else facts
+
+
 LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "include": _included,
     "nproc_per_node": _torchrun("per_machine"),
@@ -222,18 +229,24 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     **dict.fromkeys(("zero_stage", "deepspeed_stage"), stage),
     "config_file": text("companion config_file"),
     "deepspeed_config_file": text("companion deepspeed"),
+    "offload_optimizer_nvme_path": text("nvme_path"),
+    "offload_param_nvme_path": text("nvme_path"),
     "multi_gpu": when(),
+    "cpu": when(cpu=True),
     "dynamo_backend": COMPILED,
     "parallelism_config_dp_replicate_size": whole("replicas"),
     "parallelism_config_tp_size": whole("tensor_parallel"),
-    "parallelism_config_cp_size": whole("context_parallel"),
+    "parallelism_config_cp_size": ring,
     "parallelism_config_sp_size": whole("context_parallel"),
 }
 LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.split()) + (
     " rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
     "machine_rank max_restarts monitor_interval module dynamo_* use_parallelism_config "
     "parallelism_config_dp_shard_size parallelism_config_?p_* local_ranks_filter tee "
-    "log_dir role hostfile exclude"
+    "log_dir role hostfile exclude gpu_ids downcast_bf16 num_cpu_threads_per_process quiet "
+    "main_training_function same_network enable_cpu_affinity zero3_init_flag "
+    "zero3_save_16bit_model deepspeed_hostfile deepspeed_multinode_launcher "
+    "deepspeed_*clusion_filter gradient_clipping mpirun_* tpu_* no_python"
 )
 ATTENTION: Final = words(
     {
@@ -251,52 +264,3 @@ WEIGHTS: Final = words(
         **alike("float32 fp32", weights="fp32"),
     }
 )
-ADAPTER_TARGETS: Final = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value"), "qkv"),
-    **dict.fromkeys(("o_proj", "out_proj", "dense"), "proj"),
-    **dict.fromkeys(
-        ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "c_fc", "fc1", "fc2"), "mlp"
-    ),
-}
-
-
-# where a config names no layers: PEFT's utils/constants.py for Llama, Mistral, Qwen, Gemma ...
-PEFT_TARGETS: Final[Facts] = {"lora_targets if lora": "qkv", "layers if lora": "q_proj,v_proj"}
-PEFT_LAYERS: Final = {
-    "phi": "q_proj,v_proj,fc1,fc2",
-    "nemotron_h": "q_proj,k_proj,v_proj,o_proj",
-    **dict.fromkeys(("gpt_neox", "falcon", "bloom"), "query_key_value"),
-    **{"mpt": "Wqkv", "codegen": "qkv_proj", "gpt_bigcode": "c_attn"},
-}
-"""model_type -> the layers of those that have others; transformers computes all of these."""
-
-
-def adapter_targets(value: Any) -> Facts:
-    """Read the names of layers with adapters, or PEFT's expression for them; in our words q, k and
-    v are one layer."""
-    if not is_on(value):
-        return {}
-    given = value if isinstance(value, list) else str(value).replace(",", " ").split()
-    names = list(dict.fromkeys(name for each in given for name in _layers(str(each))))
-    if "all" in names or "all-linear" in names:
-        return {"lora_targets": "all"}
-    known = [name for name in names if name in ADAPTER_TARGETS]
-    targets = {ADAPTER_TARGETS[name] for name in known}
-    found = ",".join(target for target in ("qkv", "proj", "mlp") if target in targets)
-    if not found:
-        raise Unknown("is planned as qkv,proj", lora_targets="qkv,proj")
-    facts = {"lora_targets": found, "layers": ",".join(known)}
-    if len(known) < len(names):
-        others = ", ".join(name for name in names if name not in known)
-        raise Unknown(f"adapters of {others} are not planned", **facts)
-    return facts
-
-
-def _layers(name: str) -> list[str]:
-    """Return the last part of a layer's path; of an expression, all known ones that it spells."""
-    if re.fullmatch(r"[\w.-]+", name):
-        return [name.rpartition(".")[2]]
-    # (q|k|v)_proj
-    groups = re.findall(r"\(([\w|]+)\)(\w*)", name)
-    spelled = [f"{one}{end}" for ones, end in groups for one in ones.split("|")]
-    return [one for one in (*spelled, *re.findall(r"\w+", name)) if one in ADAPTER_TARGETS]

@@ -16,7 +16,7 @@ from launcher.tools.plan_from.keys import (
     whole,
     words,
 )
-from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, LAUNCHER_NO_EFFECT
+from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, LAUNCHER_NO_EFFECT, ring
 
 
 def _selective(value: Any) -> Facts:
@@ -103,8 +103,9 @@ _KEYS: Final[Mapping[str, Reader]] = {
     "training.data_parallel_shard_degree": _shard_degree,
     "parallelism.tensor_parallel_degree": whole("tensor_parallel"),
     "training.tensor_parallel_degree": whole("tensor_parallel"),
-    "parallelism.context_parallel_degree": whole("context_parallel"),
-    "experimental.context_parallel_degree": whole("context_parallel"),
+    **dict.fromkeys(
+        ("parallelism.context_parallel_degree", "experimental.context_parallel_degree"), ring
+    ),
     "parallelism.fsdp_reshard_after_forward": words(
         {
             "default": {},

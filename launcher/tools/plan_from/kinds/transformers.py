@@ -16,6 +16,7 @@ from launcher.tools.plan_from.keys import (
     whole,
     words,
 )
+from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS, adapter_targets
 from launcher.tools.plan_from.kinds.shared import (
     ATTENTION,
     FSDP_LEFT_OUT,
@@ -23,9 +24,7 @@ from launcher.tools.plan_from.kinds.shared import (
     FSDP_SECTION,
     LAUNCHER_KEYS,
     LAUNCHER_NO_EFFECT,
-    PEFT_TARGETS,
     WEIGHTS,
-    adapter_targets,
 )
 
 _ADAMW: Final[Facts] = {"optimizer": "adamw", "foreach": False}

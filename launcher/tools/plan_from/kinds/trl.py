@@ -3,7 +3,8 @@
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import Facts, Kind, Unknown, alike, is_on, when, whole, words
-from launcher.tools.plan_from.kinds.shared import ATTENTION, PEFT_TARGETS, WEIGHTS, stage
+from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS
+from launcher.tools.plan_from.kinds.shared import ATTENTION, WEIGHTS, stage
 from launcher.tools.plan_from.kinds.transformers import (
     TRAINER_CHANGES,
     TRAINER_KEYS,
