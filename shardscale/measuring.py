@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.compare.report.find import FoundRun
 from launcher.compare.report.runs import load_run
 from launcher.tools.watch import INSIDE
-from launcher.tools.watch.folder import append, conclude, ledgers, new_folder, read_ranks
+from launcher.tools.watch.folder import complete, new_folder
 from launcher.util.errors import UserError
 from shardscale.results import Results
 
@@ -61,7 +61,5 @@ def _observed(folder: Path, results: Results) -> Iterator[Results]:
     finally:
         observer.session.end("measure")
         observer.remove()
-        for rank in read_ranks(folder):
-            append(folder, rank, ledgers(folder, rank))
-        conclude(folder, read_ranks(folder), code)
+        complete(folder, code)
         results.complete(load_run(folder.name, FoundRun(path=folder)))

@@ -9,6 +9,8 @@ from launcher.config.schema import RunConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.util.flags import as_flags
 
+Values = Mapping[str, tuple[object, ...] | None]
+"""Field -> values of it; None for its default."""
 COMPILE_S: Final = 40.0
 """Taken for what compiling takes of a host. First steps of bench/results/step_budget.md took 12 to
 39 s on two cores, an evaluation compiles another graph, and whole runs on an H200 took 10 to 14 s
@@ -36,27 +38,24 @@ MEMORY_BYTES_PER_S: Final = 4.3e12
 
 # Trained in tests/nullgpu; losses are compared with uncompiled ones by tests/distributed, but for
 # fp8, which needs a GPU.
-_STRATEGIES: Final = ("single", "ddp", "fsdp")
-_PRECISIONS: Final = ("bf16", "fp8")
-_CHECKPOINTING: Final = ("none", "selective", "full")
-_ATTENTION: Final = ("auto", "sdpa")
-_OF_DECODERS: Final[Mapping[str, tuple[str, ...]]] = {
-    **{"precision": ("bf16",), "activation_checkpointing": ("none",)},
-}
-"""Values of these fields that were tested with decoders of transformers."""
-_AT_DEFAULT: Final = {
-    "model": (
-        *("init_from", "lora_rank", "quantize_base", "masks", "dropout", "window", "mlp_tile"),
+_TESTED: Final[Values] = {
+    **dict.fromkeys(
+        (
+            *("init_from", "lora_rank", "quantize_base", "masks", "dropout", "window", "mlp_tile"),
+            *("document_attention", "zero", "deepspeed", "offload_param", "offload_optimizer"),
+            *("replicate", "context_parallel", "tensor_parallel", "reduce_each_micro_batch"),
+            *("optimizer_in_backward", "memory_trace"),
+        )
     ),
-    "data": ("document_attention",),
-    "sharding": (
-        *("zero", "deepspeed", "offload_param", "offload_optimizer", "replicate"),
-        *("context_parallel", "tensor_parallel", "reduce_each_micro_batch"),
-    ),
-    "optim": ("optimizer_in_backward",),
-    "measure": ("memory_trace",),
+    "strategy": ("single", "ddp", "fsdp"),
+    "precision": ("bf16", "fp8"),
+    "activation_checkpointing": ("none", "selective", "full"),
+    "attention": ("auto", "sdpa"),
 }
-"""Section -> fields that are untested unless they have their default."""
+_NOT_OF_DECODERS: Final[Values] = {
+    **{"precision": ("fp8",), "activation_checkpointing": ("selective", "full")},
+}
+"""Values of these that were not tested with decoders of transformers."""
 _DEFAULT: Final = RunConfig()
 
 
@@ -138,19 +137,14 @@ def _untested(setting: Setting) -> Iterator[str]:
     foreign = isinstance(model, ForeignConfig)
     if foreign and _saved_bytes(setting) is None:
         yield "this decoder of transformers"
-    for section, names in _AT_DEFAULT.items():
-        ours, default = getattr(config, section), getattr(_DEFAULT, section)
-        for name in names:
-            value = getattr(ours, name)
-            if value != getattr(default, name):
-                yield as_flags({name: value})
-    for name, value, tested in (
-        ("strategy", config.sharding.strategy, _STRATEGIES),
-        ("precision", config.optim.precision, _PRECISIONS),
-        ("activation_checkpointing", config.model.activation_checkpointing, _CHECKPOINTING),
-        ("attention", config.model.attention, _ATTENTION),
-    ):
-        if value not in tested:
+    yield from untested(config, _TESTED, _NOT_OF_DECODERS if foreign else {})
+
+
+def untested(config: RunConfig, tested: Values, not_of_decoders: Values) -> Iterator[str]:
+    """Yield each field, as a flag, whose value is not among the tested ones."""
+    for name, values in tested.items():
+        value = config.get(name)
+        if value not in (values or (_DEFAULT.get(name),)):
             yield as_flags({name: value})
-        elif foreign and value not in _OF_DECODERS.get(name, tested):
+        elif value in (not_of_decoders.get(name) or ()):
             yield f"{as_flags({name: value})} and a decoder of transformers"

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
+from launcher.config.compile_choice import Values, untested
 from launcher.config.rules import Setting
-from launcher.config.schema import RunConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.util.flags import as_flags
 
@@ -16,21 +16,18 @@ starts an operator in 8 us as long for the 75 of a block of GPT-2."""
 MOST_PARAMETERS: Final = 200_000_000
 """A recording keeps its gradients: 0.8 GB for so many, which fit where so small a model does."""
 
-_TESTED: Final[dict[str, dict[str, tuple[object, ...] | None]]] = {
-    "sharding": {"strategy": ("single",)},
-    "optim": {"optimizer_in_backward": (False,)},
-    "model": {
-        "activation_checkpointing": ("none",),
-        "attention": ("auto", "sdpa"),
-        **dict.fromkeys(("lora_rank", "quantize_base", "masks", "mlp_tile")),
-        "dropout": (None, 0.0),
-    },
-    "data": {"document_attention": (False,)},
-    "loop": {"compile": (False, None)},
-    "measure": {"memory_trace": (False,)},
+_TESTED: Final[Values] = {
+    "strategy": ("single",),
+    "optimizer_in_backward": None,
+    "activation_checkpointing": ("none",),
+    "attention": ("auto", "sdpa"),
+    **dict.fromkeys(("lora_rank", "quantize_base", "masks", "mlp_tile")),
+    "dropout": (None, 0.0),
+    "document_attention": None,
+    "compile": (False, None),
+    "memory_trace": None,
 }
-"""Section -> field -> values with which a recording was tested; None for the default."""
-_DEFAULT: Final = RunConfig()
+"""Values with which a recording was tested."""
 
 
 def with_cuda_graphs(setting: Setting) -> tuple[Setting, str]:
@@ -55,12 +52,7 @@ def untested_with_graphs(setting: Setting) -> Iterator[str]:
     arithmetic = setting.config.optim.arithmetic
     if arithmetic.fp8_linears or arithmetic.computed == "fp16":
         yield as_flags({"precision": setting.config.optim.precision})
-    for section, fields in _TESTED.items():
-        ours, default = getattr(setting.config, section), getattr(_DEFAULT, section)
-        for name, tested in fields.items():
-            value = getattr(ours, name)
-            if value not in (tested or (getattr(default, name),)):
-                yield as_flags({name: value})
+    yield from untested(setting.config, _TESTED, {})
 
 
 def _flop(setting: Setting) -> int:

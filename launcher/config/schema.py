@@ -255,6 +255,10 @@ class RunConfig:
                     values[key] = list(value) if isinstance(value, tuple) else value
         return values
 
+    def get(self, name: str) -> Any:
+        """Return a field by its (unique) flat name."""
+        return getattr(getattr(self, _section_of()[name]), name)
+
     def replace(self, **changes: Any) -> "RunConfig":
         """Return a copy with fields changed by their (unique) flat names.
 

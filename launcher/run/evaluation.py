@@ -14,7 +14,8 @@ from launcher.data import IGNORED_TARGET, EvaluationBatches, Split
 from launcher.measure.records import EvalRecord
 from launcher.parallel.mesh import Mesh
 from launcher.parallel.world import World
-from launcher.run.steps import MOST_LOSS, REMEDY, Diverged
+from launcher.run.steps import MOST_LOSS, REMEDY
+from launcher.util.errors import Failure
 
 TEST_SEQUENCES = 8
 """Sequences of one batch of `--test-batches`."""
@@ -87,10 +88,10 @@ def refuse_diverged(test: EvalRecord) -> None:
     """Fail a run whose test loss is not finite, or too large for a perplexity.
 
     Raises:
-        Diverged: always then.
+        Failure: always then.
     """
     if not test.loss < MOST_LOSS:
-        raise Diverged(
+        raise Failure(
             f"training has diverged: after step {test.step} the test loss is {test.loss:.4g}: "
             f"{REMEDY}"
         )

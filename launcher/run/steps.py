@@ -16,10 +16,6 @@ REMEDY = (
 )
 
 
-class Diverged(Failure):
-    """Loss or gradients are not finite any more, and training cannot recover."""
-
-
 EXPERT_FIELDS = ("expert_load_min", "expert_load_max", "expert_entropy")
 """Fields of a step record for how tokens are spread over experts, as `load_of` returns them."""
 STRAGGLES_FROM = 1.5  # times the median of the other ranks
@@ -45,7 +41,7 @@ class SkippedSteps:
         """Count an ended step.
 
         Raises:
-            Diverged: it is one skipped step in a row too many.
+            Failure: it is one skipped step in a row too many.
         """
         self._loss = loss
         if loss < MOST_LOSS:  # False for NaN
@@ -60,7 +56,7 @@ class SkippedSteps:
         if self._in_a_row < self._most:
             return
         self.refuse_lost()
-        raise Diverged(
+        raise Failure(
             f"{self._in_a_row} steps in a row were skipped, up to step {step}: their gradients are "
             f"not finite: {REMEDY}"
         )
@@ -69,10 +65,10 @@ class SkippedSteps:
         """Refuse to continue with weights that are lost.
 
         Raises:
-            Diverged: by the latest losses.
+            Failure: by the latest losses.
         """
         if self.lost_since is not None:
-            raise Diverged(
+            raise Failure(
                 f"training has diverged: the loss is {self._loss:.4g} from step "
                 f"{self.lost_since} on: {REMEDY}"
             )

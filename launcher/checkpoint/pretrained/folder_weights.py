@@ -1,4 +1,4 @@
-"""Safetensors of a folder, read as the parameters of a model: what all such folders share."""
+"""Weights of a model read on demand, and what all folders of safetensors share."""
 
 import contextlib
 import hashlib
@@ -11,6 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.extra import Base
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.weight_files import WeightFiles
@@ -24,7 +25,39 @@ from launcher.util.processes import usable_cores
 _THREADS = 16
 
 
-class FolderWeights(ABC):
+class Stored(ABC):
+    """Weights of a model under our parameter names, read on demand."""
+
+    config: ModelConfig
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that holds them, or the adapters among them, if any."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Name -> shape of our parameters, in their order."""
+
+    def has(self, name: str) -> bool:
+        """Return whether there is such a parameter."""
+        return name in self.shapes
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """Return our parameter `name` in its shape and stored type.
+
+        Raises:
+            UserError: there are values that are NaN or infinite.
+        """
+
+    def read_into(self, shard: Shard) -> None:
+        """Fill `shard.data`, of any type on any device, with its range."""
+        places = shard.places
+        indices = places.place(torch.arange(places.numel))
+        shard.data.copy_(self.read(shard.name).flatten()[indices])
+
+    @abstractmethod
+    def base(self) -> Base:
+        """Return the identity that a run with adapters beside them records."""
+
+
+class FolderWeights(Stored):
     """The parameters of a model in a folder of safetensors.
 
     Weights are read on demand; a subclass checks names, shapes and types on opening.
@@ -33,12 +66,9 @@ class FolderWeights(ABC):
         UserError: files are missing or damaged, or do not fit the model.
     """
 
-    checkpoint = None
-
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self.folder, self.config = folder, config
-        self.shapes: Mapping[str, tuple[int, ...]] = dict(parameter_shapes(config))
-        """Name -> shape of our parameters, in their order."""
+        self.shapes = dict(parameter_shapes(config))
         # An error in `_match` closes the files; after `pop_all` they stay open.
         with contextlib.ExitStack() as opening:
             self._weights = opening.enter_context(WeightFiles(folder))
@@ -51,12 +81,7 @@ class FolderWeights(ABC):
     def __exit__(self, *_: object) -> None:
         self._stack.close()  # tensors that were read stay valid
 
-    def has(self, name: str) -> bool:
-        """Return whether there is such a parameter."""
-        return name in self.shapes
-
     def base(self) -> Base:
-        """Return the identity that a run with adapters beside them records, reading all files."""
         digest, paths = hashlib.sha256(), self._weights.paths
         # Several at once: other ranks wait, and one core takes minutes for 100 GB.
         with ThreadPoolExecutor(min(_THREADS, usable_cores())) as pool:
@@ -66,11 +91,6 @@ class FolderWeights(ABC):
         return Base(path=str(self.folder.absolute()), fingerprint=digest.hexdigest())
 
     def read_into(self, shard: Shard) -> None:
-        """Fill `shard.data` with its range.
-
-        Raises:
-            UserError: there are values that are NaN or infinite.
-        """
         places, start = shard.places, shard.start
         if places.contiguous:
             shard.data.copy_(self.read_range(shard.name, start, places.stop))
@@ -82,14 +102,6 @@ class FolderWeights(ABC):
             whole = self.read_range(shard.name, start, stop)
             part.view(-1, places.run).copy_(whole.unfold(0, places.run, places.pitch))
             start += runs * places.pitch
-
-    @abstractmethod
-    def read(self, name: str) -> Tensor:
-        """Return our parameter `name` in its shape and stored type.
-
-        Raises:
-            UserError: there are values that are NaN or infinite.
-        """
 
     @abstractmethod
     def read_range(self, name: str, start: int, stop: int) -> Tensor:

@@ -14,8 +14,9 @@ from launcher.checkpoint.pretrained.companions import (
     choose_tokenizer,
     read_generation_config,
 )
+from launcher.checkpoint.pretrained.folder_weights import Stored
 from launcher.checkpoint.pretrained.peft import companions_beside
-from launcher.checkpoint.pretrained.stored import Stored, open_stored
+from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
 from launcher.config.init_from import HF_CONFIG

@@ -7,15 +7,14 @@ import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
-from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.document import INDEX_NAME
 from launcher.checkpoint.extra import Base, saved_model
+from launcher.checkpoint.pretrained.folder_weights import Stored
 from launcher.checkpoint.pretrained.foreign_weights import ForeignWeights
 from launcher.checkpoint.pretrained.peft import PeftFolder, folder_beside
 from launcher.checkpoint.pretrained.source import TransformersWeights
@@ -31,38 +30,20 @@ from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError, naming
 
 
-class Stored(ReadableWeights, Protocol):
-    """Weights in a folder, read on demand."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """Their model."""
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that holds them, or the adapters among them, if any."""
-
-    def read(self, name: str) -> Tensor:
-        """Return a parameter in its shape and stored type."""
-
-    def base(self) -> Base:
-        """Return the identity that a run with adapters beside them records."""
-
-
-class CheckpointWeights:
+class CheckpointWeights(Stored):
     """Weights in a checkpoint."""
+
+    checkpoint: Checkpoint
 
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, reader: RangeReader) -> None:
         self.checkpoint, self.config, self._reader = checkpoint, config, reader
+        self.shapes = checkpoint.shapes
 
     def read(self, name: str) -> Tensor:
-        shape = self.checkpoint.shapes[name]
+        shape = self.shapes[name]
         data = torch.empty(math.prod(shape))
         self._reader.read_into(Shard(name=name, kind=PARAM, start=0, data=data))
         return data.view(shape)
-
-    def has(self, name: str) -> bool:
-        return name in self.checkpoint.shapes
 
     def read_into(self, shard: Shard) -> None:
         self._reader.read_into(shard)
@@ -74,16 +55,14 @@ class CheckpointWeights:
         return Base(path=str(path), fingerprint=digest)
 
 
-class Drawn:
+class Drawn(Stored):
     """Initial weights of a seed, which are in no file."""
-
-    checkpoint = None
 
     def __init__(self, config: ModelConfig, base: Base) -> None:
         assert base.seed is not None
         self.config = dataclasses.replace(config, lora=None, quantize_base="none")
         self._base, self._seed = base, base.seed
-        self._shapes = parameter_shapes(self.config)
+        self.shapes = parameter_shapes(self.config)
         self._device = base.fingerprint.rpartition(" ")[2]  # "seed 1337 on cuda"
         if self._device == "cuda" and not torch.cuda.is_available():
             raise UserError(
@@ -92,23 +71,14 @@ class Drawn:
             )
 
     def read(self, name: str) -> Tensor:
-        shape = self._shapes[name]
+        shape = self.shapes[name]
         return initial_value(name, shape, self.config, seed=self._seed, device=self._device).cpu()
-
-    def has(self, name: str) -> bool:
-        return name in self._shapes
-
-    def read_into(self, shard: Shard) -> None:
-        flat = self.read(shard.name).flatten()
-        places = shard.places
-        indices = places.place(torch.arange(places.numel))
-        shard.data.copy_(flat[indices])
 
     def base(self) -> Base:
         return self._base
 
 
-class Adapted:
+class Adapted(Stored):
     """Adapters beside the weights that they were trained with.
 
     Args:

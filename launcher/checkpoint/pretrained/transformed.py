@@ -7,7 +7,7 @@ from torch import Tensor
 
 from launcher.checkpoint.checkpointer import ReadableWeights
 from launcher.checkpoint.index import CHUNK_ELEMENTS
-from launcher.checkpoint.pretrained.stored import Stored
+from launcher.checkpoint.pretrained.folder_weights import Stored
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.linears import (

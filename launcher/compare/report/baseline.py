@@ -45,7 +45,7 @@ def write_baseline(path: Path, rows: Sequence[Row], hosts: Mapping[str, Any]) ->
     Raises:
         UserError: none is completed, or the file cannot be written.
     """
-    runs = {row["run"]: _entry(row, hosts) for row in rows if row["state"] == "completed"}
+    runs = _entries(rows, hosts)
     if not runs:
         raise UserError(f"--write-baseline {path}: no run is completed: give one that is")
     content = {"version": VERSION, "runs": runs}
@@ -55,12 +55,16 @@ def write_baseline(path: Path, rows: Sequence[Row], hosts: Mapping[str, Any]) ->
         raise UserError(f"--write-baseline {path}: {error.strerror}: choose another file") from None
 
 
-def _entry(row: Row, hosts: Mapping[str, Any]) -> dict[str, Any]:
-    # without 0: a program that is watched may leave the GPU alone
-    found = {name: row[name] for name in _KEPT if row.get(name)}
-    if (row.get("steady_steps") or 0) < _FEWEST_STEPS:
-        found = {name: value for name, value in found.items() if name not in _QUARTILES}
-    return found | {"machine": row.get("device_name") or hosts.get(row["run"])}
+def _entries(rows: Sequence[Row], hosts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return run -> what a baseline keeps of it, of the completed ones."""
+    runs = {}
+    for row in rows:
+        if row["state"] == "completed":
+            kept = _KEPT if (row.get("steady_steps") or 0) >= _FEWEST_STEPS else MEMORY
+            # without 0: a program that is watched may leave the GPU alone
+            runs[row["run"]] = {name: row[name] for name in kept if row.get(name)}
+            runs[row["run"]]["machine"] = row.get("device_name") or hosts.get(row["run"])
+    return runs
 
 
 def read_baseline(path: Path) -> dict[str, dict[str, Any]]:
@@ -87,44 +91,35 @@ def worse_than(
     before: Mapping[str, Row], rows: Sequence[Row], hosts: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
     """Return sentences on what is worse than the baseline, and notes on the rest."""
-    now = {row["run"]: row for row in rows}
+    states = {row["run"]: row["state"] for row in rows}
+    now = _entries(rows, hosts)
     worse: list[str] = []
     notes: list[str] = []
     for name, old in before.items():
-        if name not in now:
+        if name not in states:
             worse.append(f"{name} is in the baseline and not among these runs")
-        elif now[name]["state"] != "completed":
-            worse.append(f"{name} was completed, and is {now[name]['state']} now")
+        elif name not in now:
+            worse.append(f"{name} was completed, and is {states[name]} now")
         else:
-            new = _entry(now[name], hosts)
-            worse += _grown(name, old, new)
-            notes += _fallen(name, old, new)
-    alive = {
-        n: _entry(now[n], hosts) for n in before if n in now and now[n]["state"] == "completed"
-    }
-    slow, said = _slower(before, alive)
-    notes += [f"{name} is new and not in the baseline" for name in now if name not in before]
+            for is_worse, sentence in _memory_changes(name, old, now[name]):
+                (worse if is_worse else notes).append(sentence)
+    slow, said = _slower(before, {name: now[name] for name in before if name in now})
+    notes += [f"{name} is new and not in the baseline" for name in states if name not in before]
     return [*worse, *slow], [*notes, *said]
 
 
-def _grown(name: str, old: Row, new: Row) -> Iterator[str]:
-    for kind in MEMORY:
-        if kind in old and kind not in new:
-            yield f"{name}: {MEMORY_KINDS[kind]} is in the baseline and was not measured now"
-        elif kind in old and new[kind] > (1 + MOST_GROWTH) * old[kind]:
-            yield (
-                f"{name}: {MEMORY_KINDS[kind]} grew by {new[kind] / old[kind] - 1:.1%}, from "
-                f"{gib(old[kind])} to {gib(new[kind])}"
-            )
-
-
-def _fallen(name: str, old: Row, new: Row) -> Iterator[str]:
-    for kind in MEMORY:
-        if kind in old and kind in new and new[kind] < (1 - MOST_GROWTH) * old[kind]:
-            yield (
-                f"{name}: {MEMORY_KINDS[kind]} fell by {1 - new[kind] / old[kind]:.1%}: "
-                "--write-baseline keeps it"
-            )
+def _memory_changes(name: str, old: Row, new: Row) -> Iterator[tuple[bool, str]]:
+    """Yield whether memory is worse, and the sentence on it."""
+    for kind in filter(old.get, MEMORY):
+        what, before = f"{name}: {MEMORY_KINDS[kind]}", old[kind]
+        if kind not in new:
+            yield True, f"{what} is in the baseline and was not measured now"
+            continue
+        change, sizes = new[kind] / before - 1, f"from {gib(before)} to {gib(new[kind])}"
+        if new[kind] > (1 + MOST_GROWTH) * before:
+            yield True, f"{what} grew by {change:.1%}, {sizes}"
+        elif new[kind] < (1 - MOST_GROWTH) * before:
+            yield False, f"{what} fell by {-change:.1%}: --write-baseline keeps it"
 
 
 def _slower(before: Mapping[str, Row], now: Mapping[str, Row]) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from launcher.compare.report.analysis import LossDifference, RunFigures
@@ -18,10 +19,12 @@ class Compared:
 
     run: Run
     figures: RunFigures
+    reference: Run | None
     difference: LossDifference | None
     position: int | None
     setting: str | None
-    differs: str | None
+    differs: tuple[str, str]
+    """Settings in which not all runs agree, whole and with short paths."""
 
 
 Value = Callable[[Compared, str], Any]
@@ -44,28 +47,22 @@ class ReportColumn:
     show: Literal["always", "brief", "full"] = "full"
 
 
+def _of(part: str) -> Value:
+    """Return what reads a figure of a part of `Compared`; None where that part is missing."""
+    part_of = attrgetter(part)
+    return lambda compared, key: (found := part_of(compared)) and getattr(found, key)
+
+
 def _own(compared: Compared, key: str) -> Any:
     return getattr(compared, key)
-
-
-def _run(compared: Compared, key: str) -> Any:
-    return getattr(compared.run, key)
 
 
 def _record(compared: Compared, key: str) -> Any:
     return compared.run.record.get(key)
 
 
-def _figure(compared: Compared, key: str) -> Any:
-    return getattr(compared.figures, key)
-
-
 def _memory(compared: Compared, key: str) -> int | None:
     return compared.figures.memory[key]
-
-
-def _series(compared: Compared, key: str) -> Any:
-    return compared.run.steps and getattr(compared.run.steps, key)
 
 
 def _quartile(compared: Compared, key: str) -> float | None:
@@ -73,10 +70,6 @@ def _quartile(compared: Compared, key: str) -> float | None:
     if steps is None or steps.rate_quartiles is None:
         return None
     return steps.rate_quartiles[("p25", "median", "p75").index(key.rpartition("_")[2])]
-
-
-def _difference(compared: Compared, key: str) -> Any:
-    return compared.difference and getattr(compared.difference, key)
 
 
 def _steps(compared: Compared, _: str) -> int | None:
@@ -94,6 +87,7 @@ def _where(compared: Compared, _: str) -> str | None:
 
 
 _C = ReportColumn
+_run, _figure, _series, _difference = map(_of, ("run", "figures", "run.steps", "difference"))
 # fmt: off
 COLUMNS = (
     _C("position", "#", "count", _own, "Rank by tokens/s among completed runs", "always"),
@@ -142,7 +136,7 @@ COLUMNS = (
     _C("loss_difference", "largest loss difference", "gap",
        lambda c, _: _difference(c, "largest"),
        "Largest |loss - reference loss| over all steps", "always"),
-    _C("differs", "differs in", "text", _own,
+    _C("differs", "differs in", "text", lambda c, _: c.differs[0] or None,
        "Settings that are not the same in all runs", "brief"),
     _C("loss_difference_step", "at step", "count", lambda c, _: _difference(c, "at_step"),
        "Step of the largest loss difference"),

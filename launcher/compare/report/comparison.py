@@ -1,5 +1,6 @@
 """The comparison of runs, as the one plain structure that every output is written from."""
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ _IMPLIED = (None, False, "none", "auto")  # settings that are off are not listed
 
 
 class Report:
-    """Comparison of runs: `data` is the JSON output; `runs` and `differences` feed the charts."""
+    """Comparison of runs: `data` is the JSON output; `compared` feeds the charts."""
 
     def __init__(
         self,
@@ -38,98 +39,97 @@ class Report:
         reference: str | None = None,
         memory_budget_bytes: int = 24 * GIB,
     ) -> None:
-        self.figures = {run.name: analysis.figures(run) for run in runs}
-        self.references = analysis.choose_references(runs, reference)
-        self.differences = {
-            run.name: analysis.loss_difference(run, self.references.get(run.name)) for run in runs
-        }
+        figures = {run.name: analysis.figures(run) for run in runs}
+        references = analysis.choose_references(runs, reference)
         # A cell that never started says nothing about itself: it is ranked with no other run.
         settings = {r.name: analysis.setting(r) if r.record.get("model") else None for r in runs}
-        order = [*dict.fromkeys(setting for setting in settings.values() if setting), None]
-        self.runs = sorted(
+        order = [*dict.fromkeys(filter(None, settings.values())), None]
+        in_order = sorted(
             runs,
             key=lambda run: (
                 order.index(settings[run.name]),
                 not run.completed,
-                -(self.figures[run.name].tokens_per_s or 0),
+                -(figures[run.name].tokens_per_s or 0),
             ),
         )
-        self._groups = {
-            setting: [run for run in self.runs if settings[run.name] == setting]
-            for setting in order
-        }
+        differs = differing(in_order)
+        self.compared = [
+            Compared(
+                run=run,
+                figures=figures[run.name],
+                reference=references.get(run.name),
+                difference=analysis.loss_difference(run, references.get(run.name)),
+                position=position if setting and run.completed else None,
+                setting=setting,
+                differs=differs[run.name],
+            )
+            for setting, group in itertools.groupby(in_order, lambda run: settings[run.name])
+            for position, run in enumerate(group, start=1)
+        ]
         self.data = clean(self._data(memory_budget_bytes))
 
     def _data(self, budget_bytes: int) -> dict[str, Any]:
-        differs = differing(self.runs)
-        rows = []
-        for setting, group in self._groups.items():
-            fronts = {
-                kind: pareto(pareto_points(group, self.figures, kind))
-                for kind in analysis.MEMORY_KINDS
-                if setting
-            }
-            for position, run in enumerate(group, start=1):
-                ranked = position if setting and run.completed else None
-                row = self._row(run, ranked, setting, differs[run.name])
-                row["pareto"] = [kind for kind, names in fronts.items() if run.name in names]
-                rows.append(row)
+        groups: dict[str, list[Compared]] = {}
+        for one in self.compared:
+            if one.setting is not None:
+                groups.setdefault(one.setting, []).append(one)
+        fronts = {
+            kind: set().union(*(pareto(pareto_points(group, kind)) for group in groups.values()))
+            for kind in analysis.MEMORY_KINDS
+        }
+        rows = [
+            _row(one)
+            | {"pareto": [kind for kind, names in fronts.items() if one.run.name in names]}
+            for one in self.compared
+        ]
         keys = [
             c.key for c in COLUMNS if c.show == "always" or any(r[c.key] is not None for r in rows)
         ]
-        compared = {setting: group for setting, group in self._groups.items() if setting}
-        if len(compared) == 1:
+        if len(groups) == 1:
             keys.remove("setting")
         return {
             "report_version": REPORT_VERSION,
             "made_unix_s": time.time(),
             "columns": keys,
             "settings": [
-                {"setting": setting, "goals": best_by_goal(group, self.figures, budget_bytes)}
-                for setting, group in compared.items()
+                {"setting": setting, "goals": best_by_goal(group, budget_bytes)}
+                for setting, group in groups.items()
             ],
             "runs": rows,
-            "environments": environments(self.runs),
+            "environments": environments([one.run for one in self.compared]),
         }
 
-    def _row(
-        self, run: Run, position: int | None, setting: str | None, differs: tuple[str, str]
-    ) -> dict[str, Any]:
-        compared = Compared(
-            run=run,
-            figures=self.figures[run.name],
-            difference=self.differences[run.name],
-            position=position,
-            setting=setting,
-            differs=differs[0] or None,
-        )
-        return {
-            **{column.key: column.value(compared, column.key) for column in COLUMNS},
-            **{name: run.record.get(name) for name in ("model", "parameters", "device_name")},
-            "differs_brief": differs[1] or None,
-            "path": None if run.path is None else str(run.path),
-            "loss_note": self._loss_note(run),
-            "phases_s": run.steps and run.steps.phases_s,
-            "peaks_by_phase": [{"rank": rank, **record} for rank, record in run.phases],
-            "ledgers": _ledgers(run),
-            "notes": list(run.notes),
-        }
 
-    def _loss_note(self, run: Run) -> str | None:
-        """Explain why the losses of a run are compared with nothing, or a caveat."""
-        reference, difference = self.references.get(run.name), self.differences.get(run.name)
-        if run.steps is None:
-            return "no step was finished"
-        if reference is None:
-            return "no single or ddp run to compare with (--reference NAME chooses one)"
-        if run is reference:
-            return "reference"
-        if difference is None:
-            names = analysis.differing_settings(run, reference)
-            return f"differs from {reference.name} in {', '.join(names) or 'its steps'}"
-        if difference.not_finite:
-            return f"at {difference.not_finite} step(s) only one of the two losses is finite"
-        return None
+def _row(compared: Compared) -> dict[str, Any]:
+    run = compared.run
+    return {
+        **{column.key: column.value(compared, column.key) for column in COLUMNS},
+        **{name: run.record.get(name) for name in ("model", "parameters", "device_name")},
+        "differs_brief": compared.differs[1] or None,
+        "path": None if run.path is None else str(run.path),
+        "loss_note": _loss_note(compared),
+        "phases_s": run.steps and run.steps.phases_s,
+        "peaks_by_phase": [{"rank": rank, **record} for rank, record in run.phases],
+        "ledgers": _ledgers(run),
+        "notes": list(run.notes),
+    }
+
+
+def _loss_note(compared: Compared) -> str | None:
+    """Explain why the losses of a run are compared with nothing, or a caveat."""
+    run, reference, difference = compared.run, compared.reference, compared.difference
+    if run.steps is None:
+        return "no step was finished"
+    if reference is None:
+        return "no single or ddp run to compare with (--reference NAME chooses one)"
+    if run is reference:
+        return "reference"
+    if difference is None:
+        names = analysis.differing_settings(run, reference)
+        return f"differs from {reference.name} in {', '.join(names) or 'its steps'}"
+    if difference.not_finite:
+        return f"at {difference.not_finite} step(s) only one of the two losses is finite"
+    return None
 
 
 def differing(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:

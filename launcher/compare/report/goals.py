@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.compare.report.analysis import MEMORY_KINDS, RunFigures
-from launcher.compare.report.columns import shown
-from launcher.compare.report.runs import Run
+from launcher.compare.report.analysis import MEMORY_KINDS
+from launcher.compare.report.columns import Compared, shown
 from launcher.util.sizes import GIB
 
 Reached = tuple[float, str]
@@ -17,15 +16,13 @@ _FITS_BY = ("device_used_bytes", "reserved_peak_bytes", "allocated_peak_bytes")
 _CPU_KINDS = ("tracked_live_bytes", "resident_set_bytes")
 
 
-def pareto_points(
-    runs: Sequence[Run], known: Mapping[str, RunFigures], kind: str
-) -> dict[str, tuple[float, float]]:
+def pareto_points(runs: Sequence[Compared], kind: str) -> dict[str, tuple[float, float]]:
     """Return name -> (memory, tokens/s) of the completed runs that have both."""
     points = {}
-    for run in runs:
-        memory, rate = known[run.name].memory[kind], known[run.name].tokens_per_s
-        if run.completed and memory is not None and rate is not None:
-            points[run.name] = (float(memory), float(rate))
+    for one in runs:
+        memory, rate = one.figures.memory[kind], one.figures.tokens_per_s
+        if one.run.completed and memory is not None and rate is not None:
+            points[one.run.name] = (float(memory), float(rate))
     return points
 
 
@@ -39,21 +36,19 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
     return front
 
 
-def best_by_goal(
-    runs: Sequence[Run], known: Mapping[str, RunFigures], budget_bytes: int
-) -> list[dict[str, Any]]:
+def best_by_goal(runs: Sequence[Compared], budget_bytes: int) -> list[dict[str, Any]]:
     """Rank the completed runs of one setting by each goal; a tie names all its winners."""
-    done = [run for run in runs if run.completed]
+    done = [one for one in runs if one.run.completed]
     if not done:
         return []
-    on_gpu = done[0].on_gpu
-    all_runs = _speed_and_memory(done, known, ("allocated_peak_bytes",) if on_gpu else _CPU_KINDS)
-    fits_by = _speed_and_memory(done, known, _FITS_BY if on_gpu else _CPU_KINDS)
+    on_gpu = done[0].run.on_gpu
+    all_runs = _speed_and_memory(done, ("allocated_peak_bytes",) if on_gpu else _CPU_KINDS)
+    fits_by = _speed_and_memory(done, _FITS_BY if on_gpu else _CPU_KINDS)
     fitting = {name: both for name, both in fits_by.items() if both[0][0] <= budget_bytes}
     learned = {
-        run.name: [(perplexity, f"{shown(perplexity, 'loss')} on the test split")]
-        for run in done
-        if (perplexity := known[run.name].perplexity) is not None
+        one.run.name: [(perplexity, f"{shown(perplexity, 'loss')} on the test split")]
+        for one in done
+        if (perplexity := one.figures.perplexity) is not None
     }
     goals = [
         _goal("least memory", all_runs, by=0, sign=1),
@@ -63,17 +58,15 @@ def best_by_goal(
     return [*goals, _goal("lowest perplexity", learned, by=0, sign=1)] if learned else goals
 
 
-def _speed_and_memory(
-    runs: Sequence[Run], known: Mapping[str, RunFigures], kinds: Sequence[str]
-) -> dict[str, list[Reached]]:
+def _speed_and_memory(runs: Sequence[Compared], kinds: Sequence[str]) -> dict[str, list[Reached]]:
     """Memory and tokens/s of the runs that have both; memory of the first kind that most have."""
-    kind = max(kinds, key=lambda k: sum(known[run.name].memory[k] is not None for run in runs))
+    kind = max(kinds, key=lambda k: sum(one.figures.memory[k] is not None for one in runs))
     return {
         name: [
             (memory, f"{shown(memory, 'bytes')} {MEMORY_KINDS[kind]}"),
             (rate, f"{shown(rate, 'rate')} tokens/s"),
         ]
-        for name, (memory, rate) in pareto_points(runs, known, kind).items()
+        for name, (memory, rate) in pareto_points(runs, kind).items()
     }
 
 

@@ -146,23 +146,22 @@ def _page_data(report: Report) -> dict[str, Any]:
         {"key": c.key, "title": c.title, "kind": c.kind, "help": c.help, "brief": c.show != "full"}
         for c in (columns[key] for key in report.data["columns"])
     ]
-    ranks = max(1, min(MOST_RANKS, MOST_TIMELINES // len(report.runs)))
+    ranks = max(1, min(MOST_RANKS, MOST_TIMELINES // len(report.compared)))
     return {
         **report.data,
         "runs": [{**row, "differs": row["differs_brief"]} for row in report.data["runs"]],
         "columns": shown,
         "curves": [
-            run.steps and _thinned(run.steps.step, run.steps.loss, CURVE_POINTS)
-            for run in report.runs
+            one.run.steps and _thinned(one.run.steps.step, one.run.steps.loss, CURVE_POINTS)
+            for one in report.compared
         ],
         "gaps": [
-            (found := report.differences.get(run.name))
-            and _thinned(found.gap_steps, found.gaps, GAP_POINTS)
-            for run in report.runs
+            one.difference and _thinned(one.difference.gap_steps, one.difference.gaps, GAP_POINTS)
+            for one in report.compared
         ],
         "timelines": [
-            [clean(_timeline(timeline)) for timeline in run.timelines[:ranks]]
-            for run in report.runs
+            [clean(_timeline(timeline)) for timeline in one.run.timelines[:ranks]]
+            for one in report.compared
         ],
     }
 

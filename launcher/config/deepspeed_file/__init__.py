@@ -34,7 +34,7 @@ def adopt(config: RunConfig, given: Collection[str], world_size: int | None) -> 
     problems = file.problems
     changes: dict[str, Any] = {}
     for name, said in file.fields.items():
-        ours = _field(config, name)
+        ours = config.get(name)
         if name == "steps" and "epochs" in given:
             problems.append(f"{said.key} is {said.shown}, but --epochs is {config.loop.epochs}")
         elif name not in given or ours == "auto":
@@ -96,11 +96,6 @@ def startup_lines(path: Path) -> list[str]:
     if file.idle:
         lines.append(f"... without effect here: {', '.join(file.idle)}")
     return [one_line(line, LONGEST_LINE) for line in lines]
-
-
-def _field(config: RunConfig, name: str) -> Any:
-    sections = (config.data, config.sharding, config.optim, config.loop)
-    return next(getattr(section, name) for section in sections if hasattr(section, name))
 
 
 def _shown(value: Any) -> str:

@@ -19,7 +19,8 @@ from launcher.checkpoint.pretrained.companions import (
     with_turn_ends,
     write_tokenizer,
 )
-from launcher.checkpoint.pretrained.stored import Stored, open_stored
+from launcher.checkpoint.pretrained.folder_weights import Stored
+from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, write_weights
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from launcher.checkpoint.pretrained.stored import Stored
+from launcher.checkpoint.pretrained.folder_weights import Stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families import family_for
 from launcher.model.foreign.config import ForeignConfig

@@ -7,21 +7,14 @@ from launcher.tools.rehearse.limits import INSTEAD, lacking_library
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.remedies import remedies
 from launcher.tools.rehearse.stage import Stage
-from launcher.tools.watch.folder import WatchedRank
 from launcher.util.sizes import gib
 
 _FROM_OUTSIDE = ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")
 
 
-def failures(rank: WatchedRank) -> list[dict[str, Any]]:
-    """Return a rank's requests that found no memory."""
-    return [{"rank": rank.number, **event} for event in rank.events("out_of_memory")]
-
-
 def out_of_memory_lines(result: Rehearsal) -> Iterator[str]:
     """Yield which request ended the program, its line, and what to change."""
-    found = [event for rank in result.stage.ranks for event in failures(rank)]
-    for failure in found[:1]:
+    for failure in result.stage.events("out_of_memory")[:1]:
         inside = f", in {failure['module']}" if failure.get("module") else ""
         yield (
             f"Out of memory in {failure['phase']}{inside}: rank {failure['rank']} asked for "
@@ -63,7 +56,7 @@ def failed_lines(stage: Stage) -> Iterator[str]:
 
 
 def _error_lines(stage: Stage) -> Iterator[str]:
-    reads = any(rank.events("value_read") for rank in stage.ranks)
+    reads = bool(stage.events("value_read"))
     kind = "an error" if reads else "an error of its own"
     yield f"The program ended with {kind}: {stage.status.reason}"
     yield from _place(stage.status.detail.get("place"))
@@ -105,6 +98,6 @@ def suggestions(result: Rehearsal) -> list[str]:
     content = whole.held.get(whole.worst.number)
     if content is None:
         return []
-    ended = list(whole.worst.events("program_ended") + whole.worst.events("out_of_memory"))
-    libraries = ended[0].get("libraries", []) if ended else []
+    last = next(iter(whole.worst.events("out_of_memory")), {})
+    libraries = (whole.worst.ended or last).get("libraries", [])
     return remedies(content.peak.by_category, content.peak.phase, libraries)

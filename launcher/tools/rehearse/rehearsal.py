@@ -5,12 +5,14 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launcher.forecast.fit import Verdict, verdict
+from launcher.forecast.machine import Machine
 from launcher.measure.hardware import GPUS_PER_NODE, Gpu, gpu_named
 from launcher.measure.records import Status
 from launcher.tools.rehearse import null_gpu
@@ -49,25 +51,16 @@ class Rehearsal:
     gpu: Gpu
     gpus: int
     stage: Stage
-    unlimited: Stage | None
-    cards: Sequence[CardFit]
+    whole: Stage
+    """The stage that has seen all steps: this one, or the one without a limit."""
     seconds: Mapping[int, StepSeconds]
     """Seconds of a step, by rank, on the GPU asked for."""
+    cards: Sequence[CardFit] = ()
 
     @property
     def slowest(self) -> int | None:
         """Return the rank whose step takes longest."""
-        return _slowest(self.seconds)
-
-    @property
-    def whole(self) -> Stage:
-        """Return the stage that has seen all steps."""
-        return self.unlimited or self.stage
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks."""
-        return self.stage.world_size
+        return max(self.seconds, key=lambda rank: self.seconds[rank].total_s, default=None)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -86,7 +79,7 @@ class Rehearsal:
     def _by_peaks(self) -> Verdict:
         """Without a sequence of allocations (the program records its own): reserved peaks."""
         reserved = max(self.stage.worst.reserved_peak_bytes or 0, self.stage.others_bytes)
-        return verdict(reserved + outside_bytes(self.world_size), self.gpu.memory_bytes)
+        return verdict(reserved + outside_bytes(self.stage.world_size), self.gpu.memory_bytes)
 
     @property
     def exit_code(self) -> int:
@@ -122,66 +115,47 @@ def rehearse(options: argparse.Namespace, command: Sequence[str]) -> Rehearsal:
         settings["steps"] += 1
         folder = folders.new_folder(folder / ONE_STEP_MORE, command, "rehearse")
         stage = _run(command, [gpu] * gpus, folder, settings, alone)
-    unlimited = None
+    whole = stage
     if stage.ran_out:
         large = replace(gpu, memory_gib=UNLIMITED_GIB)
         inner = folders.new_folder(folder / WITHOUT_LIMIT, command, "rehearse")
         # the step that ran out, too
         settings["steps"] = max(settings["steps"], stage.steps + 1)
-        again = _run(command, [large] * gpus, inner, settings, alone)
-        if again.ranks:  # a program may refuse to start twice: its output folder is there
-            unlimited = again
-    whole = unlimited or stage
-    seconds = {
-        rank: step_seconds(timeline, machine_of(gpu.name, gpus, topology))
-        for rank, timeline in whole.timelines.items()
-    }
+        unlimited = _run(command, [large] * gpus, inner, settings, alone)
+        if unlimited.ranks:  # a program may refuse to start twice: its output folder is there
+            whole = unlimited
+    machine = partial(machine_of, gpus_per_node=gpus, topology=topology)
+    seconds = {n: step_seconds(one, machine(gpu.name)) for n, one in whole.timelines.items()}
     if options.snapshot is not None:
         _save_snapshot(whole, options.snapshot)
-    return Rehearsal(
-        gpu=gpu,
-        gpus=gpus,
-        stage=stage,
-        unlimited=unlimited,
-        cards=_cards(stage, whole, seconds, gpus, topology),
-        seconds=seconds,
-    )
+    result = Rehearsal(gpu=gpu, gpus=gpus, stage=stage, whole=whole, seconds=seconds)
+    return replace(result, cards=_cards(result, machine))
 
 
-def _cards(
-    stage: Stage,
-    whole: Stage,
-    seconds: Mapping[int, StepSeconds],
-    gpus: int,
-    topology: Mapping[str, float],
-) -> list[CardFit]:
+def _cards(result: Rehearsal, machine: Callable[[str], Machine]) -> list[CardFit]:
     """Return what was recorded on every GPU of the table; nothing where some of it is missing."""
+    whole = result.whole
     complete = bool(whole.ranks) and len(whole.recordings) == len(whole.ranks)
     # A program that failed would have needed more, and one that caught it may need what there is.
     if not whole.ended_well or not complete or whole.caught:
         return []
     cards = on_every_gpu(
         list(whole.recordings.values()),
-        world_size=stage.world_size,
+        world_size=result.stage.world_size,
         others_bytes=whole.others_bytes,
     )
     # the slowest rank sets the pace of all
-    if (slowest := _slowest(seconds)) is None:
+    if result.slowest is None:
         return cards
-    return [_timed(card, whole.timelines[slowest], gpus, topology) for card in cards]
+    timeline = whole.timelines[result.slowest]
+    return [_timed(card, timeline, machine(card.gpu)) for card in cards]
 
 
-def _timed(card: CardFit, timeline: Timeline, gpus: int, topology: Mapping[str, float]) -> CardFit:
+def _timed(card: CardFit, timeline: Timeline, machine: Machine) -> CardFit:
     """Return a card with the seconds of a step, unless the program cannot run on it."""
     lacks = lacking_format(gpu_named(card.gpu), timeline.formats)
-    if lacks == "fp8":
-        return replace(card, lacks=lacks)
-    machine = machine_of(card.gpu, gpus, topology)
-    return replace(card, lacks=lacks, step_s=step_seconds(timeline, machine).total_s)
-
-
-def _slowest(seconds: Mapping[int, StepSeconds]) -> int | None:
-    return max(seconds, key=lambda rank: seconds[rank].total_s, default=None)
+    step_s = None if lacks == "fp8" else step_seconds(timeline, machine).total_s
+    return replace(card, lacks=lacks, step_s=step_s)
 
 
 def _save_snapshot(stage: Stage, path: Path) -> None:

@@ -9,7 +9,6 @@ from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES
 from launcher.tools.rehearse.failures import (
     caught_lines,
     failed_lines,
-    failures,
     lacking,
     out_of_memory_lines,
     suggestions,
@@ -47,7 +46,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     yield _headline(result)
     if stage.ran_out:
         yield from out_of_memory_lines(result)
-        if result.unlimited is None:
+        if result.whole is stage:
             yield "What it needs is not known: started again without a limit, it did not train"
     yield from caught_lines(stage)
     yield from _steps(stage)
@@ -96,13 +95,13 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
         "verdict": result.verdict,
         "gpu": result.gpu.name,
         "gpus": result.gpus,
-        "world_size": result.world_size,
+        "world_size": result.stage.world_size,
         "memory_bytes": result.gpu.memory_bytes,
-        "outside_bytes": outside_bytes(result.world_size),
+        "outside_bytes": outside_bytes(result.stage.world_size),
         "steps": whole.steps,
         "status": dataclasses.asdict(result.stage.status),
         "null_gpu_lacks": lacking(whole),
-        "out_of_memory": [event for rank in result.stage.ranks for event in failures(rank)],
+        "out_of_memory": result.stage.events("out_of_memory"),
         "suggestions": suggestions(result),
         "ranks": ranks,
         "other_gpus": whole.other_gpus,
@@ -113,21 +112,18 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
 
 
 def _headline(result: Rehearsal) -> str:
-    run, found = result.stage.ranks[0].run, result.verdict
+    found = result.verdict
     words = {None: "no verdict", "tight": "too close to call"}.get(found, found)
-    ranks = "1 rank" if result.world_size == 1 else f"{result.world_size} ranks"
-    wrapped = f" in {run['strategy']}" if run.get("strategy") else ""
+    ranks = "1 rank" if result.stage.world_size == 1 else f"{result.stage.world_size} ranks"
     return (
-        f"{words} on {result.gpu.name} ({gib(result.gpu.memory_bytes)}): {run.get('model')}"
-        f"{wrapped}, {run.get('parameters') or 0:,} parameters, {ranks}, "
-        f"{result.stage.steps} steps; {LABEL}"
+        f"{words} on {result.gpu.name} ({gib(result.gpu.memory_bytes)}): "
+        f"{result.stage.ranks[0].label}, {ranks}, {result.stage.steps} steps; {LABEL}"
     )
 
 
 def _steps(stage: Stage) -> Iterator[str]:
     """Yield what counts as a step, where that is no optimizer's."""
-    ended = [event for rank in stage.ranks for event in rank.events("program_ended")]
-    if any(event.get("has_optimizer") is False for event in ended):
+    if any(rank.ended.get("has_optimizer") is False for rank in stage.ranks):
         yield (
             "The program updates its weights without an optimizer of torch.optim: "
             "each forward and backward counts as a step, the first eight as one"
@@ -141,8 +137,7 @@ def _steps(stage: Stage) -> Iterator[str]:
 
 def _turns(stage: Stage) -> int:
     """Return how many optimizers, or sets of them, step in turn."""
-    ended = [event for rank in stage.ranks for event in rank.events("program_ended")]
-    return max((int(event.get("turns", 1)) for event in ended), default=1)
+    return max((int(rank.ended.get("turns", 1)) for rank in stage.ranks), default=1)
 
 
 def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
@@ -181,7 +176,7 @@ def _ranks(stage: Stage) -> list[tuple[str, ...]]:
 
 
 def _outside(result: Rehearsal) -> Iterator[str]:
-    names = ["CUDA context", *(["NCCL"] if result.world_size > 1 else [])]
+    names = ["CUDA context", *(["NCCL"] if result.stage.world_size > 1 else [])]
     rows = [(name, gib(_OUTSIDE[name][1])) for name in names]
     yield from table(("outside of torch's allocator", "bytes"), rows)
     for name in names:
@@ -209,8 +204,9 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
         f"A {what} of rank {rank} would take {found.total_s:.4f} s ({least_s:.4f} to "
         f"{most_s:.4f}){speed}, by the plan's rates of {result.gpu.name}: not a measurement"
     )
-    kernels, operators = timeline.calls(Kind.KERNEL), timeline.calls(Kind.OPERATOR)
-    messages = timeline.calls(Kind.COLLECTIVE)
+    kernels, operators, messages = (
+        len(timeline.calls(kind)) for kind in (Kind.KERNEL, Kind.OPERATOR, Kind.COLLECTIVE)
+    )
     rows = [
         ("products of matrices", found.products_s),
         ("fused attention", found.attention_s),
@@ -229,36 +225,35 @@ def _missing(stage: Stage, timeline: Timeline) -> Iterator[str]:
     """Yield what the seconds lack."""
     if timeline.left_out:
         yield f"    left out of it: {', '.join(timeline.left_out)}, which followed the step"
-    if "evaluation" in timeline.left_out and _evaluates_always(stage):
+    evaluations = stage.ranks[0].ended.get("evaluated_after", 0)
+    if "evaluation" in timeline.left_out and 1 < stage.steps <= evaluations:
         yield (
             "    every step is followed by forwards without gradients (an evaluation, or generated "
             "texts), whose seconds are not known"
         )
-    if timeline.received:
-        yield (
-            f"    {timeline.received:,} messages come from one other rank each: waiting for that "
-            "rank, as in a pipeline's bubbles, is not in it"
-        )
-    if timeline.uncounted_products:
-        yield (
-            f"    {timeline.uncounted_products:,} calls of Triton kernels multiply: they are "
-            "counted by the bytes that they move, so this is too little"
-        )
-    if timeline.assumed_causal:
-        yield (
-            f"    {timeline.assumed_causal:,} calls of FlexAttention have masks, which are not "
-            "known here: they are counted as causal"
-        )
-    if timeline.unknown_kernels:
-        yield (
-            f"    {timeline.unknown_kernels:,} kernels were launched by no operator that torch "
-            "knows: only their starts are counted"
-        )
-
-
-def _evaluates_always(stage: Stage) -> bool:
-    ends = [event for rank in stage.ranks[:1] for event in rank.events("program_ended")]
-    return bool(ends) and 1 < stage.steps <= ends[0].get("evaluated_after", 0)
+    for count, what in (
+        (
+            timeline.received,
+            "messages come from one other rank each: waiting for that rank, as in "
+            "a pipeline's bubbles, is not in it",
+        ),
+        (
+            timeline.uncounted_products,
+            "calls of Triton kernels multiply: they are counted by the "
+            "bytes that they move, so this is too little",
+        ),
+        (
+            timeline.assumed_causal,
+            "calls of FlexAttention have masks, which are not known here: "
+            "they are counted as causal",
+        ),
+        (
+            timeline.unknown_kernels,
+            "kernels were launched by no operator that torch knows: only their starts are counted",
+        ),
+    ):
+        if count:
+            yield f"    {count:,} {what}"
 
 
 def tokens_of(result: Rehearsal) -> int | None:

@@ -92,7 +92,7 @@ class _Run:
     busy: list[tuple[float, float, bool]] = field(default_factory=list)
     """(from, to, whether it computes), in the order of the host."""
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    costs: dict[int, tuple[float, dict[str, float]]] = field(default_factory=dict)
+    costs: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def now_s(self) -> float:
@@ -141,16 +141,11 @@ class _Run:
             return
         if entry.operator not in self.costs:
             operator = self.timeline.operators[entry.operator - 1]
-            kernels = self.timeline.kernels[entry.operator]
-            parts = operator_seconds(operator, self.machine)
-            shares = {name: seconds / kernels for name, seconds in parts.items()}
-            self.costs[entry.operator] = (sum(shares.values()), shares)
-        total, shares = self.costs[entry.operator]
-        begins = self.streams[entry.stream]
-        self.streams[entry.stream] = begins + total
-        self.busy.append((begins, begins + total, True))
-        for name, seconds in shares.items():
-            self.sums[name] += seconds
+            self.costs[entry.operator] = operator_seconds(operator, self.machine)
+        for name, seconds in self.costs[entry.operator].items():
+            if seconds:
+                share = seconds / self.timeline.kernels[entry.operator]
+                self._run(entry.stream, share, name, computes=True)
 
     def _copy(self, entry: Entry) -> None:
         if entry.b == _TO_DEVICE:

@@ -35,10 +35,15 @@ class Stage:
         """Return the optimizer steps that were seen."""
         return max((len(rank.of_kind("step")) for rank in self.ranks), default=0)
 
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the details of all ranks' events of a name, with the rank of each."""
+        return [{"rank": rank.number, **one} for rank in self.ranks for one in rank.events(name)]
+
     @property
     def ended_well(self) -> bool:
         """Return True if the program did, or was only ended by a signal as its process ended."""
-        at_exit = bool(self.ranks) and all(_at_exit(rank) for rank in self.ranks)
+        ends = [rank.ended.get("reason") for rank in self.ranks]
+        at_exit = bool(ends) and {*ends} == {"exit"} and not self.events("uncaught")
         seen = self.code == 0 or folders.all_seen(self.ranks)
         # Threads of a library may abort an interpreter that exits, as gloo's do (SIGABRT): all
         # steps of the program are over by then.
@@ -47,8 +52,7 @@ class Stage:
     @property
     def caught(self) -> Sequence[Mapping[str, Any]]:
         """Return the requests that found no memory, of a program that went on."""
-        failures = [one for rank in self.ranks for one in rank.events("out_of_memory")]
-        return failures if self.ended_well else []
+        return self.events("out_of_memory") if self.ended_well else []
 
     @property
     def gave_up(self) -> bool:
@@ -65,13 +69,12 @@ class Stage:
     @property
     def ran_out_later(self) -> bool:
         """Return True if the step after those that were recorded ran out of memory."""
-        untimed = [event for rank in self.ranks for event in rank.events("no_timeline")]
-        return any(event.get("out_of_memory") for event in untimed)
+        return any(event.get("out_of_memory") for event in self.events("no_timeline"))
 
     @property
     def other_gpus(self) -> list[dict[str, Any]]:
         """Return the peaks of each GPU that a rank uses besides its own."""
-        return [{"rank": r.number, **gpu} for r in self.ranks for gpu in r.events("other_gpu")]
+        return self.events("other_gpu")
 
     @property
     def others_bytes(self) -> int:
@@ -88,19 +91,16 @@ def read_stage(folder: Path, code: int) -> Stage:
     """Read what a program left in its folder, and note there how it ended with `code`."""
     ranks = folders.read_ranks(folder)
     status, _ = folders.conclude(folder, ranks, code)
-    names = {rank.number: folder / f"allocations-rank{rank.number}" for rank in ranks}
-    recordings = {
-        number: found for number, path in names.items() if (found := read_recording(path))
-    }
-    contents = {number: held(one) for number, one in recordings.items()}
+    recordings: dict[int, Recording] = {}
+    contents: dict[int, Held] = {}
+    timelines: dict[int, Timeline] = {}
     for rank in ranks:
-        if rank.number in contents:
-            folders.append(folder, rank, [ledger_record(contents[rank.number].peak, None)])
-    timelines = {
-        rank.number: written
-        for rank in ranks
-        if (written := read_timeline(folder / f"timeline-rank{rank.number}"))
-    }
+        number = rank.number
+        if recording := read_recording(folder / f"allocations-rank{number}"):
+            recordings[number], contents[number] = recording, held(recording)
+            folders.append(folder, rank, ledger_record(contents[number].peak, None))
+        if timeline := read_timeline(folder / f"timeline-rank{number}"):
+            timelines[number] = timeline
     return Stage(
         folder=folder,
         code=code,
@@ -110,9 +110,3 @@ def read_stage(folder: Path, code: int) -> Stage:
         held=contents,
         timelines=timelines,
     )
-
-
-def _at_exit(rank: WatchedRank) -> bool:
-    """Return True if a rank had come to its end by itself."""
-    ended = [event.get("reason") for event in rank.events("program_ended")]
-    return ended == ["exit"] and not rank.events("uncaught")

@@ -83,31 +83,28 @@ class Timeline:
     left_out: Sequence[str] = ()
     """Phases that lay between this step and the next, and are no part of it."""
 
-    def calls(self, kind: Kind) -> int:
-        """Return how many entries are of this kind."""
-        return sum(entry.kind == kind for entry in self.entries)
+    def calls(self, kind: Kind) -> list[Entry]:
+        """Return the entries of this kind."""
+        return [entry for entry in self.entries if entry.kind == kind]
 
     @property
     def received(self) -> int:
         """Return the messages that came from one other rank."""
-        kinds = [entry.b >> 32 for entry in self.entries if entry.kind == Kind.COLLECTIVE]
-        return kinds.count(RECEIVE)
+        return [entry.b >> 32 for entry in self.calls(Kind.COLLECTIVE)].count(RECEIVE)
 
     @property
     def uncounted_products(self) -> int:
         """Return the calls of kernels whose products are not counted."""
-        return sum(
-            entry.kind == Kind.OPERATOR and self.operators[entry.operator - 1].multiplies
-            for entry in self.entries
-        )
+        return sum(one.multiplies for one in self._called())
 
     @property
     def assumed_causal(self) -> int:
         """Return the calls of FlexAttention whose masks are not known."""
-        return sum(
-            entry.kind == Kind.OPERATOR and self.operators[entry.operator - 1].masked
-            for entry in self.entries
-        )
+        return sum(one.masked for one in self._called())
+
+    def _called(self) -> Iterator[Operator]:
+        """Yield the operator of each call."""
+        return (self.operators[entry.operator - 1] for entry in self.calls(Kind.OPERATOR))
 
     @property
     def formats(self) -> frozenset[str]:
@@ -117,7 +114,7 @@ class Timeline:
     @property
     def unknown_kernels(self) -> int:
         """Return the kernels that no operator has launched, whose work is not known."""
-        return sum(entry.kind == Kind.KERNEL and not entry.operator for entry in self.entries)
+        return sum(not entry.operator for entry in self.calls(Kind.KERNEL))
 
 
 def read_timeline(path: Path) -> Timeline | None:

@@ -27,13 +27,12 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
                 "optimizer's states, which the first one makes"
             )
     for rank in stage.ranks[:1]:
-        for ended in rank.events("program_ended"):
-            yield from _of_optimizers(ended)
-            if kinds := ended.get("recurrent"):
-                yield (
-                    f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the "
-                    "null GPU lacks, may keep more or less for the backward"
-                )
+        yield from _of_optimizers(rank.ended)
+        if kinds := rank.ended.get("recurrent"):
+            yield (
+                f"  {' and '.join(kinds)}: run by torch's own kernels here; cuDNN's, which the "
+                "null GPU lacks, may keep more or less for the backward"
+            )
 
 
 def _of_optimizers(ended: Mapping[str, Any]) -> Iterator[str]:

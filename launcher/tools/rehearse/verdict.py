@@ -1,7 +1,8 @@
 """Verdicts on a rehearsed program: its recorded allocations on each GPU of the table."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from launcher.forecast.allocator import AllocatorUse, replay
 from launcher.forecast.fit import Verdict, verdict, within
@@ -40,30 +41,35 @@ def on_every_gpu(
     Args:
         others_bytes: most that a process has reserved on a GPU besides its own.
     """
-    sequences = [(*allocator_events(one), one.expandable_segments) for one in recordings]
-    free = [
-        replay(events, streams, expandable_segments=expandable)
-        for events, streams, expandable in sequences
+    replays = [
+        partial(replay, *allocator_events(one), expandable_segments=one.expandable_segments)
+        for one in recordings
     ]
+    free, outside = [without_limit() for without_limit in replays], outside_bytes(world_size)
     cards = []
     for gpu in sorted(GPUS, key=lambda gpu: gpu.memory_bytes):
-        limit = gpu.memory_bytes - outside_bytes(world_size)
-        uses = [
-            # a limit above the peak changes nothing that the allocator does
-            use if use.peak_reserved_bytes <= limit else _limited(sequence, use, limit)
-            for use, sequence in zip(free, sequences, strict=True)
-        ]
-        cards.append(_card(gpu, uses, limit, others_bytes))
+        limit = gpu.memory_bytes - outside
+        reserved = [_reserved(use, again, limit) for use, again in zip(free, replays, strict=True)]
+        used = outside + max(others_bytes, *reserved)
+        found = verdict(used, gpu.memory_bytes)
+        cards.append(
+            CardFit(
+                gpu=gpu.name,
+                memory_bytes=gpu.memory_bytes,
+                used_bytes=None if found == VERDICTS[-1] else used,
+                verdict=found,
+            )
+        )
     return cards
 
 
-def _limited(
-    sequence: tuple[list[tuple[int, int]], dict[int, str], bool], use: AllocatorUse, limit: int
-) -> AllocatorUse | None:
-    if use.peak_allocated_bytes > limit:
-        return None  # no replay is needed to know
-    events, streams, expandable = sequence
-    return replay(events, streams, limit_bytes=limit, expandable_segments=expandable)
+def _reserved(use: AllocatorUse, again: Callable[..., AllocatorUse], limit: int) -> int:
+    """Return what a rank reserves within a limit; one byte too many where it runs out of memory."""
+    if use.peak_reserved_bytes <= limit:  # which changes nothing that the allocator does
+        return use.peak_reserved_bytes
+    if use.peak_allocated_bytes > limit:  # no replay is needed to know
+        return limit + 1
+    return within(again(limit_bytes=limit), limit)
 
 
 def lacking_format(gpu: Gpu, formats: Collection[str]) -> str | None:
@@ -71,19 +77,3 @@ def lacking_format(gpu: Gpu, formats: Collection[str]) -> str | None:
     if "fp8" in formats and gpu.fp8_flops_per_s is None:
         return "fp8"
     return "bf16" if "bf16" in formats and gpu.bf16_flops_per_s is None else None
-
-
-def _card(gpu: Gpu, uses: Sequence[AllocatorUse | None], limit: int, others_bytes: int) -> CardFit:
-    # memory_bytes - limit is what lies outside of the allocator, on every GPU of the process
-    used = gpu.memory_bytes - limit + others_bytes if others_bytes else 0
-    for use in uses:
-        # out of memory counts as one byte too many
-        reserved = limit + 1 if use is None else within(use, limit)
-        used = max(used, gpu.memory_bytes - limit + reserved)
-    found = verdict(used, gpu.memory_bytes)
-    return CardFit(
-        gpu=gpu.name,
-        memory_bytes=gpu.memory_bytes,
-        used_bytes=None if found == VERDICTS[-1] else used,
-        verdict=found,
-    )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from launcher.checkpoint.pretrained.folder_weights import Stored
 from launcher.checkpoint.pretrained.loading import build
-from launcher.checkpoint.pretrained.stored import Stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.tools.serve import tensorrt
 from launcher.util.errors import UserError

@@ -78,9 +78,20 @@ class WatchedRank:
         return [e["detail"] for e in self.of_kind("event") if e.get("name") == name]
 
     @property
+    def ended(self) -> Mapping[str, Any]:
+        """Return what it has noted at its end; {} where it was killed before."""
+        return next(iter(self.events("program_ended")), {})
+
+    @property
     def run(self) -> Mapping[str, Any]:
         """Return the last record that describes the run."""
         return next(iter(self.of_kind("run")[::-1]), {})
+
+    @property
+    def label(self) -> str:
+        """Return the model, its wrappers and its size."""
+        wrapped = f" in {self.run['strategy']}" if self.run.get("strategy") else ""
+        return f"{self.run.get('model')}{wrapped}, {self.run.get('parameters') or 0:,} parameters"
 
     @property
     def on_gpu(self) -> bool:
@@ -113,21 +124,23 @@ def read_ranks(folder: Path) -> list[WatchedRank]:
     return sorted(ranks, key=lambda rank: rank.number)
 
 
-def ledgers(folder: Path, rank: WatchedRank) -> list[dict[str, Any]]:
-    """Return the ledgers at the peaks of the steps whose allocations were recorded."""
-    found = []
-    for step in LEDGER_STEPS:
-        recording = read_recording(folder / f"allocations-rank{rank.number}-step{step}")
-        if recording is not None:
-            found.append(ledger_record(held(recording).peak, step))
-    return found
-
-
-def append(folder: Path, rank: WatchedRank, records: Sequence[Mapping[str, Any]]) -> None:
-    """Append records to a rank's file, and to those that were read of it."""
-    rank.records.extend(records)
+def append(folder: Path, rank: WatchedRank, record: Mapping[str, Any]) -> None:
+    """Append a record to a rank's file, and to those that were read of it."""
+    rank.records.append(record)
     with (folder / f"rank{rank.number}.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+        file.write(json.dumps(record) + "\n")
+
+
+def complete(folder: Path, code: int) -> tuple[list[WatchedRank], Status, Summary]:
+    """Complete the folder of a program that has ended with `code`: ledgers at the peaks of the
+    steps whose allocations were recorded, status and summary. Return these, and all ranks."""
+    ranks = read_ranks(folder)
+    for rank in ranks:
+        for step in LEDGER_STEPS:
+            recording = read_recording(folder / f"allocations-rank{rank.number}-step{step}")
+            if recording is not None:
+                append(folder, rank, ledger_record(held(recording).peak, step))
+    return ranks, *conclude(folder, ranks, code)
 
 
 def conclude(folder: Path, ranks: Sequence[WatchedRank], code: int) -> tuple[Status, Summary]:
@@ -166,20 +179,16 @@ def summarize(ranks: Sequence[WatchedRank]) -> Summary:
 def _rank_summary(rank: WatchedRank) -> RankSummary:
     kind = rank.allocated_peak_bytes if rank.on_gpu else rank.highest("host_rss_bytes")
     steps = rank.of_kind("step")[WARMUP_STEPS:]
-    measured = [(step.get("tokens"), step.get("duration_s")) for step in steps]
-    known = bool(steps) and all(None not in pair for pair in measured)
+    measured: list[list[Any]] = [[s.get(name) for s in steps] for name in ("tokens", "duration_s")]
+    known = bool(steps) and all(None not in values for values in measured)
     return RankSummary(
         rank=rank.number,
         peak_bytes=kind or 0,
         traced_peak_bytes=None,
-        tokens_per_s=_rate(measured) if known else None,
+        tokens_per_s=float(sum(measured[0]) / sum(measured[1])) if known else None,
         training_power_w=None,
         samples=None,
     )
-
-
-def _rate(measured: Sequence[tuple[Any, Any]]) -> float:
-    return float(sum(tokens for tokens, _ in measured) / sum(seconds for _, seconds in measured))
 
 
 def _duration_s(rank: WatchedRank) -> float | None:
@@ -226,7 +235,7 @@ def _given_up(
     one, turns every error into an exit code."""
     for rank in ranks:
         ends = [r for r in rank.records if {r["kind"], r.get("name")} & {"step", "out_of_memory"}]
-        ended = rank.events("program_ended") and not rank.events("uncaught")
+        ended = rank.ended and not rank.events("uncaught")
         if ended and ends and ends[-1]["kind"] == "event":
             found, error = ends[-1], f"exit code {code} after out of memory"
             detail = {**found["detail"], "out_of_memory": True, "error": error}
@@ -235,8 +244,7 @@ def _given_up(
 
 def all_seen(ranks: Sequence[WatchedRank]) -> bool:
     """Return True if a rehearsal has seen the steps that it was asked for, on every rank."""
-    ended = [event.get("reason") for rank in ranks for event in rank.events("program_ended")]
-    return bool(ranks) and ended == ["steps"] * len(ranks)
+    return bool(ranks) and all(rank.ended.get("reason") == "steps" for rank in ranks)
 
 
 def _record(line: str) -> dict[str, Any] | None:

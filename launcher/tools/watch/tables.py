@@ -23,14 +23,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def headline(rank: WatchedRank, ranks: int, status: Status) -> str:
     """Return one line: program, ranks, steps, and how it ended."""
     run, steps = rank.run, len(rank.of_kind("step"))
-    wrapped = f" in {run['strategy']}" if run.get("strategy") else ""
     several = "1 rank" if ranks == 1 else f"{ranks} ranks"
     ended = {"completed": "ended well", "oom": "out of memory"}.get(status.state, status.reason)
     place = run.get("device_name") or str(run.get("device", "")).upper()
-    return (
-        f"{run.get('model')}{wrapped}, {run.get('parameters') or 0:,} parameters, "
-        f"{run.get('precision')}; {several} on {place}; {steps} steps; {ended}"
-    )
+    return f"{rank.label}, {run.get('precision')}; {several} on {place}; {steps} steps; {ended}"
 
 
 def phase_rows(rank: WatchedRank) -> list[tuple[str, str, str, str]]:

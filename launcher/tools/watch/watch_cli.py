@@ -72,10 +72,7 @@ def watch(command: Sequence[str], out: Path | None, *, as_json: bool) -> int:
     settings = {"folder": str(folder.resolve()), "mode": "watch"}
     folders.write_status(folder, Status(state="running", phase="start"))
     code = run_program(command, folders.observed_environment(settings), stdout_to_stderr=as_json)
-    ranks = folders.read_ranks(folder)
-    for rank in ranks:
-        folders.append(folder, rank, folders.ledgers(folder, rank))
-    status, summary = folders.conclude(folder, ranks, code)
+    ranks, status, summary = folders.complete(folder, code)
     if not ranks:
         say(f"no process of {command[0]} has trained with torch: there is nothing to report")
     elif as_json:

@@ -254,7 +254,7 @@ def test_a_run_resumed_on_more_ranks_is_described_by_its_newest_start(tmp_path: 
     assert row["world_size"] == 4
     assert row["tokens_per_s_per_rank"] == pytest.approx(row["tokens_per_s"] / 4)
     # its samples come behind those of the first start, which end at 4.9 s
-    assert report_of(run).runs[0].timelines[0].t_s[-1] == pytest.approx(5.9)
+    assert report_of(run).compared[0].run.timelines[0].t_s[-1] == pytest.approx(5.9)
 
 
 def test_samples_of_all_ranks_are_never_held_at_once(tmp_path: Path) -> None:

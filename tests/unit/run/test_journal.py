@@ -29,7 +29,7 @@ from launcher.run.console import RunConsole
 from launcher.run.journal import Journal
 from launcher.run.record_file import rank_files, rewind
 from launcher.run.run_folder import RunFolder
-from launcher.run.steps import Diverged, EndedStep, SkippedSteps
+from launcher.run.steps import EndedStep, SkippedSteps
 from launcher.run.training_record import TrainingRecord
 from launcher.util.errors import Failure, UserError
 
@@ -349,7 +349,7 @@ def test_skipped_steps_are_counted_and_too_many_in_a_row_end_the_run(tmp_path: P
     for number, applied in enumerate(steps, start=1):
         run.step(number, applied=applied)
     assert run.skipped.total == 4
-    with pytest.raises(Diverged, match="3 steps in a row were skipped, up to step 6"):
+    with pytest.raises(Failure, match="3 steps in a row were skipped, up to step 6"):
         run.step(6, applied=False)
     run.journal.close()
     written = [record["applied"] for record in run.records() if record["kind"] == "step"]
@@ -366,7 +366,7 @@ def test_a_loss_that_is_of_no_use_counts_though_its_step_was_applied(
     run.skipped.refuse_lost()  # it has come back
     run.step(3, loss=loss)
     run.step(4, loss=loss)
-    with pytest.raises(Diverged, match=r"the loss is \S+ from step 3 on"):
+    with pytest.raises(Failure, match=r"the loss is \S+ from step 3 on"):
         run.step(5, loss=loss)
     assert run.skipped.total == 0
     run.journal.close()
