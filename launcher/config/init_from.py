@@ -18,7 +18,7 @@ from launcher.config.transformers_config import (
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import CUSTOM, NAMED, named
-from launcher.util.errors import UserError, naming
+from launcher.util.errors import UserError, naming, refused
 from launcher.util.flags import as_flags, flag
 from launcher.util.hub_cache import HUB_PREFIX
 
@@ -152,10 +152,8 @@ def _check_shape(
             )
     if not named_by_user or choice.model == CUSTOM:
         return
-    try:
+    with refused(ValueError):
         theirs = named(choice.model, **given).computes()
-    except ValueError as error:
-        raise UserError(str(error)) from None
     differing = [
         name for name in theirs if theirs[name] != own[name] and not _is_limit(name, model)
     ]

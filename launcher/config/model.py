@@ -18,7 +18,7 @@ from launcher.model.config_checks import biased, spelled_bias
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import MOST_RANK, PROJECTIONS, Lora
 from launcher.model.sizes import CUSTOM, known_name, named
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, refused
 from launcher.util.flags import as_flags, flag, require_at_most, require_range
 from launcher.util.hub_cache import name_of_folder
 from launcher.util.sizes import even_part
@@ -122,11 +122,9 @@ class ModelChoice:
     def __post_init__(self) -> None:
         if not names_config(self.model):
             object.__setattr__(self, "model", known_name(self.model) or self.model)
-        try:
+        with refused(ValueError):
             text = parse(self.activation_checkpointing).text
             bias = None if self.bias is None else spelled_bias(biased(self.bias))
-        except ValueError as error:
-            raise UserError(str(error)) from None
         object.__setattr__(self, "activation_checkpointing", text)
         object.__setattr__(self, "bias", bias)
 
@@ -158,7 +156,7 @@ class ModelChoice:
         del changes["init_from"]  # whose shape has been adopted (launcher/config/init_from.py)
         for field in LORA:
             del changes[field]
-        try:
+        with refused(ValueError):
             changes["lora"] = self.build_lora()
             changes = {name: value for name, value in changes.items() if value is not None}
             if by_user:
@@ -166,8 +164,6 @@ class ModelChoice:
 
                 return from_function(name, by, changes)
             model = from_config(name, by, changes) if names_config(name) else named(name, **changes)
-        except ValueError as error:
-            raise UserError(str(error)) from None
         for given in ("rope_theta", "rope_scaling"):
             if given in changes and model.position != "rope":
                 raise UserError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from launcher.model.config_checks import spelled_bias
-from launcher.util.errors import UserError, tell
+from launcher.util.errors import UserError, refused, tell
 from launcher.util.flags import as_flags, flag
 
 RENAMED: Final[Mapping[str, str]] = {
@@ -162,10 +162,8 @@ def in_file(content: Mapping[str, Any], *, noted: bool = True) -> dict[str, Any]
     Raises:
         UserError: biases that are neither the previous version's nor today's.
     """
-    try:
+    with refused(ValueError):
         content = with_bias(content)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     fields: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
     for key, value in content.items():

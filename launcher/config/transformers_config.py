@@ -10,7 +10,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.names import known_configs
 from launcher.model.sizes import known_name, nearest_names
-from launcher.util.errors import UserError, naming
+from launcher.util.errors import UserError, naming, refused
 from launcher.util.flags import as_flags
 from launcher.util.hub_cache import HUB_PREFIX, cached_folder, name_of_folder
 from launcher.util.json_file import JsonObject, read_json
@@ -153,10 +153,8 @@ def _foreign(document: JsonObject, options: Mapping[str, Any]) -> ModelConfig:
             f"{as_flags(given)} knows shardscale's own decoder only, and transformers computes "
             "this model: leave it out, or change its config.json"
         )
-    try:
+    with refused(ImportError, f"needs the library transformers: {how_to_install('hf')}"):
         from launcher.model.foreign.reading import foreign_config
-    except ImportError as error:
-        raise UserError(f"needs the library transformers: {how_to_install('hf')}") from error
     return foreign_config(document, **kept)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.flags import read_small_file
 
 _TAG = "tag:yaml.org,2002:"
@@ -76,11 +76,12 @@ def parse_yaml(path: Path, text: str, *, repeats: bool = False) -> Any:
         UserError: not YAML.
     """
     try:
-        content = yaml.load(text, Loader=_Repeating if repeats else _Loader)
-    except RecursionError:
-        raise UserError(f"{path}: not valid YAML, it is nested too deep") from None
-    except ValueError as error:  # a number of too many digits
-        raise UserError(f"{path}: not valid YAML, correct it: {error}") from None
+        with (
+            refused(RecursionError, f"{path}: not valid YAML, it is nested too deep"),
+            # a number of too many digits
+            refused(ValueError, f"{path}: not valid YAML, correct it: {WHY}"),
+        ):
+            content = yaml.load(text, Loader=_Repeating if repeats else _Loader)
     except yaml.YAMLError as error:
         where = " ".join(str(error).replace('in "<unicode string>", ', "").split())
         raise UserError(f"{path}: not valid YAML, correct it: {where}") from None

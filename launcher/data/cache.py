@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, refused
 from launcher.util.files import CACHE_VARIABLE
 
 _WAIT_S = 0.2
@@ -43,16 +43,12 @@ def build_once(
     """
     if is_complete(directory):
         return
-    try:
+    said = f"the data cache {directory.parent} cannot be written ({WHY})"
+    with refused(OSError, f"{said}: set {CACHE_VARIABLE} to a folder on a disk with room"):
         directory.parent.mkdir(parents=True, exist_ok=True)
         with _display(shown=show_progress) as show, _lock(directory, show):
             if not is_complete(directory):
                 _build(directory, build, show)
-    except OSError as error:
-        raise UserError(
-            f"the data cache {directory.parent} cannot be written ({error.strerror or error}): "
-            f"set {CACHE_VARIABLE} to a folder on a disk with room"
-        ) from error
 
 
 def _build(directory: Path, build: Callable[[Path, Report], None], show: Report) -> None:

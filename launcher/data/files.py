@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.files import replace_text
 from launcher.util.hub_cache import HUB_PREFIX as HUB_PREFIX
 from launcher.util.json_file import json_object
@@ -66,7 +66,8 @@ def walk(root: Path, skip: frozenset[str] = frozenset(), *, whole: bool = False)
     seen = {home}
 
     def refuse(error: OSError) -> None:
-        raise unreadable(Path(error.filename), error) from error
+        with reading(error.filename):
+            raise error
 
     def is_new(path: str) -> bool:
         real = os.path.realpath(path)
@@ -118,13 +119,11 @@ def hash_files(paths: Sequence[Path]) -> str:
     """Return the SHA-256 of the files' contents and suffixes, in order; names do not count."""
     digest = hashlib.sha256()
     for path in paths:
-        try:
+        with reading(path):
             if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
                 raise UserError(f"{path} is a pipe or a device: give a file, or remove it")
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").digest()
-        except OSError as error:
-            raise unreadable(path, error) from error
         suffix = kind_of(path) + (COMPRESSED if path.suffix.lower() == COMPRESSED else "")
         digest.update(suffix.encode() + content)
     return digest.hexdigest()
@@ -136,10 +135,10 @@ def stamps(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
     Equal stamps before and after reading prove that the bytes stayed the same: ctime cannot be set
     back, so a file that was replaced and restored has another one.
     """
-    try:
-        found = [(path, path.stat()) for path in paths]
-    except OSError as error:
-        raise unreadable(Path(error.filename), error) from error
+    found = []
+    for path in paths:
+        with reading(path):
+            found.append((path, path.stat()))
     return [
         (str(path.absolute()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
         for path, info in found
@@ -203,11 +202,9 @@ def field_key(field: str) -> str:
     return "" if field == TEXT_FIELD else f" {field}"
 
 
-def unreadable(path: Path, error: OSError) -> UserError:
-    """Return the error for a file that the system refuses to read."""
-    return UserError(
-        f"{path} cannot be read ({error.strerror or error}): correct or remove the file"
-    )
+def reading(path: Path | str) -> contextlib.AbstractContextManager[None]:
+    """Return a context that reads a file, and refuses one that the system does not let it read."""
+    return refused(OSError, f"{path} cannot be read ({WHY}): correct or remove the file")
 
 
 def template_files(tokenizer: str) -> list[Path]:

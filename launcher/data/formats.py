@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Literal, NamedTuple, TypeGuard, cast
 
 from launcher.data.files import COMPRESSED, TEXT_FIELD, kind_of
-from launcher.util.errors import UserError, one_line
+from launcher.util.errors import WHY, UserError, refused
 
 Form = Literal["text", "completions", "turns", "messages", "alpaca", "sharegpt"]
 
@@ -63,13 +63,9 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with path.open("rb") as file:
             yield file
         return
-    try:
-        with gzip.open(path) as file:
-            yield cast("IO[bytes]", file)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path} cannot be decompressed ({one_line(str(error))}): write or copy it again"
-        ) from error
+    said = f"{path} cannot be decompressed ({WHY}): write or copy it again"
+    with refused((gzip.BadGzipFile, EOFError, zlib.error), said), gzip.open(path) as file:
+        yield cast("IO[bytes]", file)
 
 
 def holds_list(path: Path) -> bool:

@@ -25,7 +25,7 @@ from launcher.data.files import (
 )
 from launcher.data.formats import Document, Form, ReadExample, check_fields, form_of
 from launcher.data.parquet import without_nulls
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, refused
 from launcher.util.hub_cache import go_offline_if_unreachable, is_cached, is_offline
 from launcher.util.packages import how_to_install
 from launcher.util.sizes import parse_bytes
@@ -172,23 +172,19 @@ def _load_all(source: HubDataset) -> Any:
         # Checked before an import that takes seconds; a missing library comes first.
         if is_offline() and _found("datasets") and not is_cached(source.name, "datasets"):
             raise UserError(_UNREACHABLE.format(f"--data {source.label}", source.name, "file or "))
-    try:
+    needed = f"--data {source.label} needs the library datasets: {how_to_install('hf')}"
+    with refused(ImportError, needed):
         import datasets
-    except ImportError as error:
-        raise UserError(
-            f"--data {source.label} needs the library datasets: {how_to_install('hf')}"
-        ) from error
     streaming = source.stream_bytes is not None
-    with _one_sentence(source, "loaded"):
-        try:
-            return datasets.load_dataset(
-                source.name, source.config, split=source.split, streaming=streaming
-            )
-        except datasets.exceptions.DatasetNotFoundError as error:
-            raise UserError(
-                f"--data {source.label}: there is no dataset {source.name!r} on the Hugging Face "
-                "Hub, or it is private: check the name, or log in with `hf auth login`"
-            ) from error
+    missing = (
+        f"--data {source.label}: there is no dataset {source.name!r} on the Hugging Face Hub, or "
+        "it is private: check the name, or log in with `hf auth login`"
+    )
+    not_found = datasets.exceptions.DatasetNotFoundError
+    with _one_sentence(source, "loaded"), refused(not_found, missing):
+        return datasets.load_dataset(
+            source.name, source.config, split=source.split, streaming=streaming
+        )
 
 
 def _found(library: str) -> bool:
@@ -274,12 +270,9 @@ def load_from_transformers(tokenizer: str) -> Any:
         go_offline_if_unreachable()
         if is_offline() and _found("transformers") and not is_cached(name, "models"):
             raise UserError(unreachable)
-    try:
+    needed = f"tokenizer {tokenizer} needs the library transformers: {how_to_install('hf')}"
+    with refused(ImportError, needed):
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise UserError(
-            f"tokenizer {tokenizer} needs the library transformers: {how_to_install('hf')}"
-        ) from error
     try:
         loaded: Any = AutoTokenizer.from_pretrained(
             str(Path(name).expanduser()),

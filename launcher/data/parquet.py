@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.data.formats import check_fields
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, refused
 from launcher.util.packages import how_to_install
 
 _ROWS = 1024  # in memory at once: each may be a book
@@ -60,13 +60,10 @@ def _without_nulls(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    try:
+    needed = f"{path} is a parquet file and pyarrow is not installed: {how_to_install('hf')}"
+    with refused(ImportError, needed):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UserError(
-            f"{path} is a parquet file and pyarrow is not installed: {how_to_install('hf')}"
-        ) from error
     try:
         with pq.ParquetFile(path) as file:
             yield file

@@ -23,8 +23,8 @@ from launcher.data.files import (
     hash_once,
     kind_of,
     named_split,
+    reading,
     shared_splits,
-    unreadable,
     walk,
 )
 from launcher.util.errors import UserError
@@ -99,10 +99,7 @@ class Files:
 
         # the first files may be empty: of shards, some are
         records = chain.from_iterable(map(_records, lines))
-        try:
-            form: Form = next((form_of(record) for _, record in records), "text")
-        except OSError as error:
-            raise unreadable(Path(error.filename or lines[0]), error) from error
+        form: Form = next((form_of(record) for _, record in records), "text")
         others = [path for path in self.files if path not in lines]
         if form != "text" and others:
             raise UserError(
@@ -116,17 +113,14 @@ class Files:
         from launcher.data.formats import read_examples
 
         for path in self.files:
-            try:
-                yield from read_examples(_records(path), form, read)
-            except OSError as error:
-                raise unreadable(path, error) from error
+            yield from read_examples(_records(path), form, read)
 
     def texts(self) -> Iterator[str]:
         """Yield one text per JSON line or parquet row, and one or more per plain file."""
         from launcher.data import formats
 
         for path in self.files:
-            try:
+            with reading(path):
                 if _is_parquet(path):
                     from launcher.data.parquet import read_column
 
@@ -135,8 +129,6 @@ class Files:
                     yield from formats.read_jsonl(path, self.field)
                 else:
                     yield from formats.read_text(path)
-            except OSError as error:
-                raise unreadable(path, error) from error
 
 
 def _is_parquet(path: Path) -> bool:
@@ -144,13 +136,15 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    if _is_parquet(path):
-        from launcher.data.parquet import read_rows
+    with reading(path):
+        if _is_parquet(path):
+            from launcher.data.parquet import read_rows
 
-        return read_rows(path)
-    from launcher.data.formats import read_records
+            yield from read_rows(path)
+        else:
+            from launcher.data.formats import read_records
 
-    return read_records(path)
+            yield from read_records(path)
 
 
 Source: TypeAlias = "Files | HubDataset"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from launcher.data.files import HUB_PREFIX, end_token_beside, hash_files, hub_tokenizer_key
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.json_file import read_json
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_BPE_VOCABULARY = 257  # 256 bytes and the end-of-text token
 
+_ENCODES = f"the tokenizer cannot encode this text ({WHY}): add the token it lacks, or give bpe"
+"""Refusal of a text; the library raises bare Exception."""
 _SIGNAL_WITHIN_S = 0.2
 _MOST_FILE_BYTES = 2**27  # Gemma 3, with 262,000 tokens, has 33 MB
 _KNOWN_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
@@ -43,12 +44,12 @@ class FastEncoder:
     has one more, for images, than its model has rows."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        with _encoding():
+        with refused(Exception, _ENCODES):
             encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def encode_prompt(self, text: str) -> list[int]:
-        with _encoding():
+        with refused(Exception, _ENCODES):
             ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
@@ -141,13 +142,12 @@ def load_encoder(tokenizer: str) -> Encoder:
 
     path = Path(tokenizer).expanduser()
     document = read_json(path, what="a tokenizer.json", most_bytes=_MOST_FILE_BYTES)
-    try:
+    with refused(
+        Exception,  # the library raises it bare
+        f"{tokenizer} cannot be read as a tokenizer.json ({WHY}): save it again with the "
+        "tokenizers library, or give bpe",
+    ):
         loaded = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"{tokenizer} cannot be read as a tokenizer.json ({error}): save it again with the "
-            "tokenizers library, or give bpe"
-        ) from error
     _check_added(document, loaded, tokenizer)
     named = end_token_beside(tokenizer)
     if isinstance(named, int):
@@ -171,16 +171,6 @@ def train_bpe(texts: list[str], vocab_size: int) -> FastEncoder:
     )
     _interruptible(lambda: tokenizer.train_from_iterator(texts, trainer))
     return _fast(tokenizer, tokenizer.token_to_id(END_OF_TEXT), "bpe")
-
-
-@contextlib.contextmanager
-def _encoding() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"the tokenizer cannot encode this text ({error}): add the token it lacks, or give bpe"
-        ) from error
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from launcher.forecast.efficiency import (
 )
 from launcher.forecast.traffic import Collective
 from launcher.measure.hardware import gpu_named
-from launcher.util.errors import UserError, naming
+from launcher.util.errors import WHY, naming, refused
 from launcher.util.json_file import read_json, strictly
 
 COLLECTIVES: Final[tuple[Collective, ...]] = get_args(Collective)
@@ -180,15 +180,12 @@ class Machine:
         rates = content.get("collectives")
         if isinstance(rates, dict):  # of a profile from before it was measured
             rates.setdefault("all_to_all", rates.get("all_gather"))
-        try:
+        said = f"--profile {path}: {WHY}: correct it or measure again with shardscale profile"
+        with refused(ValueError, said):
             machine = strictly(cls, json.dumps(content))
             for name, keys in _NEEDED.items():
                 known = getattr(machine, name)
                 missing = [key for key in keys if known is not None and key not in known]
                 if missing:
                     raise ValueError(f"lacks {name}.{missing[0]}")
-        except ValueError as fault:
-            raise UserError(
-                f"--profile {path}: {fault}: correct it or measure again with shardscale profile"
-            ) from None
         return machine

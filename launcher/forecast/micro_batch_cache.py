@@ -15,7 +15,7 @@ import torch
 from launcher.config.deepspeed_file import passed_on
 from launcher.config.schema import RunConfig
 from launcher.measure.hardware import is_rehearsal
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.files import default_cache_dir, replace_text
 from launcher.util.packages import version_of
 from launcher.util.startup import allocator_variable
@@ -110,8 +110,6 @@ class MicroBatchCache:
             "date": datetime.date.today().isoformat(),
             "key": self._key,
         }
-        try:
+        with refused(OSError, f"{self._path}: cannot be written ({WHY})"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._path, json.dumps(content, indent=2) + "\n")
-        except OSError as error:
-            raise UserError(f"{self._path}: cannot be written ({error.strerror})") from None

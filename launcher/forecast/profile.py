@@ -26,7 +26,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 from launcher.parallel.rendezvous import stay_on_this_node
 from launcher.parallel.world import choose_device
-from launcher.util.errors import ExitCode, Failure, UserError, naming
+from launcher.util.errors import WHY, ExitCode, Failure, UserError, naming, refused
 from launcher.util.files import check_new_file
 from launcher.util.processes import die_with, usable_cores
 from launcher.util.startup import deaf_children
@@ -101,10 +101,8 @@ def measure(
 
 
 def _model(name: str) -> ModelConfig:
-    try:
+    with refused(ValueError, f"--model: {WHY}"):
         return named(name)
-    except ValueError as error:
-        raise UserError(f"--model: {error}") from None
 
 
 def _check_computes() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 
 BACKEND = "shardscale"  # by this name torch's agent finds our rendezvous
 LOOPBACK = "127.0.0.1"
@@ -44,10 +44,8 @@ def endpoint_of(text: str) -> tuple[str, int]:
     """`node1:29400` -> its parts."""
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-    try:
+    with refused(ValueError, f"--rdzv-endpoint {text}: {WHY}"):
         host, port = parse_rendezvous_endpoint(text, default_port=DEFAULT_PORT)
-    except ValueError as error:
-        raise UserError(f"--rdzv-endpoint {text}: {error}") from None
     return host, port
 
 

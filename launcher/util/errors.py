@@ -6,7 +6,7 @@ import errno
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import ParamSpec
+from typing import Final, ParamSpec
 
 P = ParamSpec("P")
 
@@ -47,6 +47,23 @@ def naming(place: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{place} {error}") from None
+
+
+WHY: Final = "\0"
+"""Stands for an error's own words in a sentence of `refused`."""
+
+
+@contextlib.contextmanager
+def refused(
+    kinds: type[Exception] | tuple[type[Exception], ...], sentence: str = WHY
+) -> Iterator[None]:
+    """Turn errors of these kinds into a UserError with this sentence; the words of the system's
+    errors are those without number and path."""
+    try:
+        yield
+    except kinds as error:
+        words = isinstance(error, OSError) and error.strerror
+        raise UserError(sentence.replace(WHY, words or str(error))) from None
 
 
 def refusing(main: Callable[P, int]) -> Callable[P, int]:

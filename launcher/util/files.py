@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 
 CACHE_VARIABLE = "SHARDSCALE_CACHE"
 
@@ -47,17 +47,14 @@ def check_new_file(path: Path) -> None:
     Raises:
         UserError: it exists, or creating it fails.
     """
-    try:
+    with (
+        refused(OSError, f"{path}: cannot be written ({WHY}): choose another"),
+        refused(
+            FileExistsError, f"{path}: already exists, and nothing is overwritten: choose another"
+        ),
+    ):
         path.touch(exist_ok=False)
         path.unlink()
-    except FileExistsError:
-        raise UserError(
-            f"{path}: already exists, and nothing is overwritten: choose another"
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror or error}): choose another"
-        ) from None
 
 
 def check_writable(path: Path) -> None:
@@ -69,14 +66,13 @@ def check_writable(path: Path) -> None:
     parent = nearest_existing(path)
     if not parent.is_dir():
         raise UserError(f"{path}: {parent} is a file, not a folder; choose another place")
-    try:
+    said = f"{path}: {parent} cannot be written to ({WHY}); choose another place"
+    with (
+        refused(OSError, said),
         # Only trying tells: root passes every permission check, even on a read-only file system.
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-") as folder:
-            Path(folder, "room").write_bytes(bytes(4096))  # a full disk still makes folders
-    except OSError as error:
-        raise UserError(
-            f"{path}: {parent} cannot be written to ({error.strerror}); choose another place"
-        ) from None
+        tempfile.TemporaryDirectory(dir=parent, prefix=".shardscale-") as folder,
+    ):
+        Path(folder, "room").write_bytes(bytes(4096))  # a full disk still makes folders
 
 
 def is_empty(path: Path) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 
 T = TypeVar("T")
 
@@ -119,15 +119,13 @@ def usable_path(text: str) -> Path:
     """
     if any(unicodedata.category(character) == "Cc" for character in text):
         raise UserError(f"{text!r} holds a control character: choose another name")
-    try:
+    gone = f"{text}: the working folder no longer exists, change to another or give a full path"
+    with (
+        refused(RuntimeError, f"{text}: there is no such user, write the path out"),
+        refused(FileNotFoundError, gone),
+    ):
         path = Path(text).expanduser()
         whole = os.fsencode(path.absolute())
-    except RuntimeError:
-        raise UserError(f"{text}: there is no such user, write the path out") from None
-    except FileNotFoundError:
-        raise UserError(
-            f"{text}: the working folder no longer exists, change to another or give a full path"
-        ) from None
     longest = max(map(len, whole.split(b"/")))
     if len(whole) > LONGEST_PATH or longest > LONGEST_NAME:
         raise UserError(
@@ -150,14 +148,13 @@ def read_small_file(path: Path, *, what: str, most_bytes: int = MOST_FILE_BYTES)
         UserError: nothing that can be read at once and whole.
     """
     require_regular_file(path, what=what)
-    try:
+    with (
+        refused(UnicodeDecodeError, f"{path}: not UTF-8 text ({WHY}), save it as UTF-8"),
+        refused(OSError, f"{path}: cannot be read ({WHY}), give {what}"),
+    ):
         if path.stat().st_size > most_bytes:
             raise UserError(f"{path}: is larger than {most_bytes:,} bytes, give {what}")
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text ({error}), save it as UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}), give {what}") from None
 
 
 def require_regular_file(path: Path, *, what: str) -> None:
@@ -166,15 +163,13 @@ def require_regular_file(path: Path, *, what: str) -> None:
     Raises:
         UserError: missing, a folder, a pipe or a device.
     """
-    try:
+    with refused(OSError, f"{path}: cannot be read ({WHY}), give {what}"):
         if not path.exists():
             raise UserError(f"{path}: there is no such file, check the path")
         if path.is_dir():
             raise UserError(f"{path}: Is a directory, give {what}")
         if not path.is_file():
             raise UserError(f"{path}: is a pipe or a device, give {what}")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}), give {what}") from None
 
 
 def _typed(kind: type[int] | type[float]) -> Callable[[str], float]:

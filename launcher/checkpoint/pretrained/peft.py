@@ -26,7 +26,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.lora_config import PROJECTIONS, Lora
 from launcher.strategies.flat_shards import Shard
-from launcher.util.errors import UserError, naming
+from launcher.util.errors import WHY, UserError, naming, refused
 from launcher.util.hub_cache import cached_folder, fetch_weights
 from launcher.util.json_file import read_json
 
@@ -193,10 +193,8 @@ class PeftFolder:
             return dataclasses.replace(base, lora=lora)
         from launcher.model.foreign.reading import with_adapters
 
-        try:
+        with refused(ValueError, f"{self._settings.path}: {WHY}"):
             return with_adapters(base, lora)
-        except ValueError as error:
-            raise UserError(f"{self._settings.path}: {error}") from None
 
     def _lora(self) -> Lora:
         settings = self._settings.values
@@ -207,7 +205,7 @@ class PeftFolder:
         if scales != {alpha / growth} and len(scales) == 1:  # alpha_pattern covers all of them
             alpha = scales.pop() * growth
         targets = {projection.target for projection in present}
-        try:
+        with refused(ValueError, f"{self._settings.path}: {WHY}"):
             return Lora(
                 rank=rank,
                 alpha=alpha,
@@ -215,8 +213,6 @@ class PeftFolder:
                 targets=tuple(sorted(targets, key=[*PROJECTIONS, *sorted(targets)].index)),
                 rslora=settings["use_rslora"],
             )
-        except ValueError as error:
-            raise UserError(f"{self._settings.path}: {error}") from None
 
 
 def folder_beside(folder: Path) -> Path:

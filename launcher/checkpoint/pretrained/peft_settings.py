@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from launcher.config.init_from import ADAPTER_CONFIG
 from launcher.model.lora_config import MOST_RANK
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.json_file import JsonObject, read_json
 
 MOST_ALPHA: Final = 1e6
@@ -195,13 +195,9 @@ class Settings:
                 f"{self.path}: {field} is {value!r}, a pattern that can take minutes to match: "
                 "write the list of the names that it stands for"
             )
-        try:
+        said = f"{self.path}: {field} is {value!r}, which is no pattern ({WHY})"
+        with refused((re.error, RecursionError, OverflowError), f"{said}: write a list of names"):
             return re.compile(value)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise UserError(
-                f"{self.path}: {field} is {value!r}, which is no pattern ({error}): write a list "
-                "of names"
-            ) from None
 
 
 def _checked(document: JsonObject, name: str, path: Path) -> Any:

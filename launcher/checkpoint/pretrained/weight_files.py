@@ -17,7 +17,7 @@ from torch import Tensor
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.rank_files import safetensors_header
 from launcher.config.resolve import check_run_folder
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.files import sync
 from launcher.util.flags import require_regular_file
 from launcher.util.hub_cache import INDEX_FILE, SINGLE_FILE, fetch_weights
@@ -36,16 +36,12 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     check_run_folder(out)
     temporary = out.parent / f".{out.name}-{secrets.token_hex(4)}"
+    said = f"--out {out}: cannot be written ({WHY}); free some room or choose another place"
     try:
-        with _ending_in_order():
+        with refused(OSError, said), _ending_in_order():
             temporary.mkdir(parents=True)
             yield temporary
             temporary.rename(out)
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: cannot be written ({error.strerror or error}); free some room or choose "
-            "another place"
-        ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.compare.report.analysis import MEMORY_KINDS
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.files import replace_text
 from launcher.util.json_file import read_json
 from launcher.util.sizes import gib
@@ -29,14 +29,10 @@ def check_replaceable(path: Path) -> None:
     Raises:
         UserError: the file holds something else.
     """
-    if not path.exists():
-        return
-    try:
-        read_baseline(path)
-    except UserError:
-        raise UserError(
-            f"--write-baseline {path}: exists and is no baseline: choose another file"
-        ) from None
+    said = f"--write-baseline {path}: exists and is no baseline: choose another file"
+    if path.exists():
+        with refused(UserError, said):
+            read_baseline(path)
 
 
 def write_baseline(path: Path, rows: Sequence[Row], hosts: Mapping[str, Any]) -> None:
@@ -49,10 +45,8 @@ def write_baseline(path: Path, rows: Sequence[Row], hosts: Mapping[str, Any]) ->
     if not runs:
         raise UserError(f"--write-baseline {path}: no run is completed: give one that is")
     content = {"version": VERSION, "runs": runs}
-    try:
+    with refused(OSError, f"--write-baseline {path}: {WHY}: choose another file"):
         replace_text(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
-    except OSError as error:
-        raise UserError(f"--write-baseline {path}: {error.strerror}: choose another file") from None
 
 
 def _entries(rows: Sequence[Row], hosts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

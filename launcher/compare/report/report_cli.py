@@ -29,7 +29,16 @@ from launcher.compare.report.output import (
     report_page,
 )
 from launcher.compare.report.runs import Run, load_run, unreadable_run
-from launcher.util.errors import ExitCode, UserError, naming, one_line, refusing, tell
+from launcher.util.errors import (
+    WHY,
+    ExitCode,
+    UserError,
+    naming,
+    one_line,
+    refused,
+    refusing,
+    tell,
+)
 from launcher.util.files import check_writable, replace_text
 from launcher.util.flags import options_of
 from launcher.util.json_file import read_json
@@ -128,12 +137,8 @@ def _check_files(out: Path) -> None:
 
 
 def _write_files(report: Report, out: Path) -> None:
-    try:
+    with refused(OSError, f"--out {out}: the folder cannot be created ({WHY}); choose another one"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {out}: the folder cannot be created ({error.strerror}); choose another one"
-        ) from None
     texts = (
         json.dumps(report.data, indent=1, allow_nan=False) + "\n",
         csv_text(report.data),
@@ -141,12 +146,9 @@ def _write_files(report: Report, out: Path) -> None:
         report_page(report, _inference_beside(out)),
     )
     for name, text in zip(FILES, texts, strict=True):
-        try:
+        said = f"--out {out}: {name} cannot be written ({WHY}); choose another folder"
+        with refused(OSError, said):
             replace_text(out / name, text)  # half a report.json would be taken for another's
-        except OSError as error:
-            raise UserError(
-                f"--out {out}: {name} cannot be written ({error.strerror}); choose another folder"
-            ) from None
 
 
 def _inference_beside(out: Path) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from launcher.data.sources import find_source
 from launcher.measure.records import Sweep, SweepRow
 from launcher.run.agreement import stop_exit_code
 from launcher.run.ending import Interrupted
-from launcher.util.errors import ExitCode, UserError
+from launcher.util.errors import WHY, ExitCode, UserError, refused
 from launcher.util.startup import require_own_package
 
 
@@ -132,14 +132,13 @@ def sweep_here(options: argparse.Namespace, training: list[str], argv: Sequence[
     open_corpora(rows, nproc=nproc)
     folder.create()
     lock = FileLock(folder.path / ".lock")
-    try:
+    with (
+        refused(OSError, f"{lock.lock_file} cannot be locked: {WHY}"),
+        refused(
+            Timeout, f"another sweep is running in {folder.path}: wait for it, or choose --out"
+        ),
+    ):
         lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            f"another sweep is running in {folder.path}: wait for it, or choose --out"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{lock.lock_file} cannot be locked: {error.strerror}") from None
     sweep = Sweep(nproc=nproc, arguments=list(argv), cells=rows)
     with lock:
         # Another may have run cells since, while this one read data.

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.compare.report.find import ROWS, SWEEP_FILE, read_sweep
 from launcher.measure.records import Sweep, SweepRow
-from launcher.util.errors import UserError, naming
+from launcher.util.errors import WHY, UserError, naming, refused
 from launcher.util.files import check_writable, replace_text
 from launcher.util.json_file import strictly
 
@@ -91,11 +91,9 @@ class SweepFolder:
         Raises:
             UserError: they cannot be created.
         """
-        try:
+        with refused(OSError, f"--out {self.path} cannot be made: {WHY}"):
             for name in ("cells", "logs", ROWS):
                 (self.path / name).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
 
     def write(self, sweep: Sweep) -> None:
         """Replace sweep.json atomically."""
@@ -123,12 +121,8 @@ class SweepFolder:
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
-    try:
+    with refused(OSError, f"{path} cannot be written ({WHY}): make room, and continue the sweep"):
         replace_text(path, json.dumps(content, indent=2, default=str) + "\n")
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}): make room, and continue the sweep"
-        ) from None
 
 
 def merge_earlier(rows: Sequence[SweepRow], earlier: Sweep, *, nproc: int) -> None:

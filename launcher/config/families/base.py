@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from launcher.config.families.fields import ConfigJson, Field, only
 from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.config_checks import biased
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,10 +116,8 @@ class Family:
                     f"{path}: {key} is {value!r}, and shardscale's {self.model_type} has no such "
                     "field: it cannot be imported (take the field out if it changes nothing)"
                 )
-        try:
+        with refused(ValueError, f"{path}: {WHY}"):
             config = ModelConfig(**options)
-        except ValueError as error:
-            raise UserError(f"{path}: {error}") from None
         check_token_ids(values, config.vocab_size, path)
         return config
 

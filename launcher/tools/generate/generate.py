@@ -21,7 +21,7 @@ from launcher.model.config import ModelConfig
 from launcher.run.sampling import token_sampler
 from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.generate.decoding import Completion, complete
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 
 DEFAULT_MAX_TOKENS = 256
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,13 +87,9 @@ def texts(options: GenerateOptions) -> Iterator[str]:
         UserError: no prompt, or one that cannot be read.
     """
     if options.prompts is not None:
-        try:
+        said = f"--prompts {options.prompts}: cannot be read ({WHY}); give a .jsonl file"
+        with refused(OSError, said):
             found = list(read_jsonl(options.prompts, "prompt", 'write {"prompt": "..."}'))
-        except OSError as error:
-            raise UserError(
-                f"--prompts {options.prompts}: cannot be read ({error.strerror}); give a .jsonl "
-                "file"
-            ) from None
         if not found:
             raise UserError(f"--prompts {options.prompts}: holds no prompt; give one per line")
         yield from found

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from launcher.tools.plan_from.reading import Source
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, refused
 
 
 def edited(source: Source, changes: Mapping[str, Any]) -> str:
@@ -52,10 +52,8 @@ def _literal(value: Any, suffix: str) -> str:
 def _in_tree(text: str, key: str, value: Any, *, is_json: bool) -> str:
     """Edit YAML or JSON, whose places a YAML parser knows."""
     suffix = ".json" if is_json else ".yaml"
-    try:
+    with refused(yaml.YAMLError):
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise UserError(str(error)) from None
     parts = key.split(".")
     for depth, part in enumerate(parts):
         if not isinstance(node, yaml.MappingNode):

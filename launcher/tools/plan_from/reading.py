@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from launcher.config.yaml_file import parse_yaml
 from launcher.tools.plan_from.keys import Flat
 from launcher.tools.plan_from.shell import LAUNCHERS, flags_of_shell
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.flags import MOST_FILE_BYTES, read_small_file
 from launcher.util.json_file import parse_json
 
@@ -53,7 +53,11 @@ def source_of(path: Path, text: str) -> Source:
     if suffix in (".json", ".conf"):  # some give DeepSpeed's the latter
         content = parse_json(path, text, what=WHAT, infinite=True)
     elif suffix == ".toml":
-        content = _toml(path, text)
+        with (
+            refused(RecursionError, f"{path}: not valid TOML, it is nested too deep"),
+            refused(ValueError, f"{path}: not valid TOML, correct it: {WHY}"),
+        ):
+            content = tomllib.loads(text)
     elif suffix == ".py":
         raise UserError(
             f"{path}: is a program: give its config, or rehearse it: shardscale rehearse --gpu "
@@ -76,15 +80,6 @@ def source_of(path: Path, text: str) -> Source:
         if len(flat) > MOST_KEYS:
             raise UserError(f"{path}: has more than {MOST_KEYS:,} keys: give {WHAT}")
     return Source(path, text, flat)
-
-
-def _toml(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise UserError(f"{path}: not valid TOML, it is nested too deep") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid TOML, correct it: {error}") from None
 
 
 def _flatten(content: dict[Any, Any], path: Path, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.files import default_cache_dir
 
 SOURCES = Path(__file__).parent / "library"
@@ -107,10 +107,8 @@ def torch_of(python: str) -> Torch:
     Raises:
         UserError: no such interpreter, no torch in it, or a build without CUDA.
     """
-    try:
+    with refused(OSError, f"{python}: cannot be started ({WHY}): name a Python"):
         done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=120)
-    except OSError as error:
-        raise UserError(f"{python}: cannot be started ({error.strerror}): name a Python") from None
     if done.returncode != 0:
         raise UserError(f"{python}: is no Python that works ({_last_line(done.stderr)})")
     places: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])

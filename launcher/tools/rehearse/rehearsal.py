@@ -29,7 +29,7 @@ from launcher.tools.rehearse.verdict import (
 )
 from launcher.tools.watch import folder as folders
 from launcher.tools.watch.program import run_program
-from launcher.util.errors import ExitCode, UserError
+from launcher.util.errors import WHY, ExitCode, UserError, refused
 from launcher.util.files import check_new_file
 
 # Per GPU: a 70B model's weights, gradients and moments in fp32 are half of it. Addresses cost no
@@ -169,10 +169,8 @@ def _save_snapshot(stage: Stage, path: Path) -> None:
         why = "the program records its own history, or ended before it used a GPU"
         print(f"shardscale: --snapshot {path} was not written: {why}", file=sys.stderr)
         return
-    try:
+    with refused(OSError, f"--snapshot {path} cannot be written ({WHY})"):
         shutil.copyfile(written, path)
-    except OSError as error:
-        raise UserError(f"--snapshot {path} cannot be written ({error.strerror})") from None
 
 
 def _run(

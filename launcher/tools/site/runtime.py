@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 from launcher.util.files import default_cache_dir
 
 VERSION: Final = "0.29.3"
@@ -77,10 +77,8 @@ def load(archive: Path | None) -> Runtime:
 
 
 def _read(archive: Path) -> bytes:
-    try:
+    with refused(OSError, f"--pyodide {archive}: cannot be read ({WHY})"):
         content = archive.read_bytes()
-    except OSError as error:
-        raise UserError(f"--pyodide {archive}: cannot be read ({error.strerror})") from None
     _check(content, f"--pyodide {archive}")
     return content
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.util.errors import ExitCode, UserError, naming, refusing
+from launcher.util.errors import WHY, ExitCode, UserError, naming, refused, refusing
 from launcher.util.files import check_writable, replace_text
 from launcher.util.flags import OptionParser
 from launcher.util.sizes import gib
@@ -20,13 +20,9 @@ def main(argv: Sequence[str]) -> int:
     from launcher.tools.site.runtime import load
 
     page = site_html(load(options.pyodide))
-    try:
+    with refused(OSError, f"OUT {out} cannot be written to ({WHY}): choose another folder"):
         out.mkdir(parents=True, exist_ok=True)
         replace_text(out / "index.html", page)
-    except OSError as error:
-        raise UserError(
-            f"OUT {out} cannot be written to ({error.strerror}): choose another folder"
-        ) from None
     print(f"{out / 'index.html'}: {gib(len(page))}, opens from disk or from any web server")
     return ExitCode.DONE
 

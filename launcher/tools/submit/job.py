@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, UserError, refused
 
 SCRIPTS = Path(__file__).parent / "scripts"  # a link to slurm/, which the wheel carries as files
 
@@ -62,14 +62,12 @@ class Job:
         folder = Path(self.output or "").parent
         if "%" in str(folder):  # %u, for example, which only Slurm expands
             return
-        try:
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise UserError(
-                f"--output {self.output}: {folder} cannot be written to ({error.strerror}); "
-                "create the folder, or choose another one"
-            ) from None
+        said = f"--output {self.output}: {folder} cannot be written to ({WHY})"
+        with (
+            refused(OSError, f"{said}; create the folder, or choose another one"),
+            tempfile.TemporaryFile(dir=folder),
+        ):
+            pass
 
 
 def fill(script: str, options: Sequence[str], arguments: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.measure.records import RankSummary, Status, Summary
 from launcher.tools.watch import INSIDE
 from launcher.tools.watch.content import held, ledger_record, read_recording
-from launcher.util.errors import UserError
+from launcher.util.errors import WHY, refused
 from launcher.util.files import replace_text
 from launcher.util.processes import signal_name
 
@@ -39,14 +39,11 @@ def new_folder(out: Path | None, command: Sequence[str], verb: str) -> Path:
         stem = f"{time}-{verb}-{[*scripts, *modules, Path(command[0]).stem][0]}"
         names = (stem if n == 1 else f"{stem}-{n}" for n in range(1, 1000))
         path = next(p for p in map(Path("runs").joinpath, names) if not p.exists())
-    try:
+    with (
+        refused(OSError, f"--out {path} cannot be made ({WHY}): choose another folder"),
+        refused(FileExistsError, f"--out {path} exists already: choose another folder"),
+    ):
         path.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(f"--out {path} exists already: choose another folder") from None
-    except OSError as error:
-        raise UserError(
-            f"--out {path} cannot be made ({error.strerror}): choose another folder"
-        ) from None
     return path
 
 
