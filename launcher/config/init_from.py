@@ -90,8 +90,8 @@ def _model_in(
     if run is None:
         what = "holds no config.json and no config.yaml" if folder.is_dir() else "is no folder"
         raise UserError(
-            f"{folder}: {what}, give a folder that transformers' save_pretrained has written, or "
-            "a run folder"
+            f"{folder}: {what}, give a folder that transformers' save_pretrained has written, a "
+            f"run folder, or {HUB_PREFIX}ORG/NAME"
         )
     fields = read_config(run / _RUN_CONFIG)
     names = {f.name for f in dataclasses.fields(ModelChoice)} & fields.keys()

@@ -387,6 +387,11 @@ def test_a_model_beside_init_from_must_be_the_same(config_file: Path) -> None:
     )
 
 
+def test_a_name_of_the_hub_without_its_prefix_is_told_of_it(config_file: Path) -> None:
+    with pytest.raises(UserError, match=r"org/tiny: is no folder, .* or hf:ORG/NAME$"):
+        parse_run_config(["--init-from=org/tiny"])
+
+
 def test_a_folders_adapters_are_continued_unless_flags_say_otherwise(config_file: Path) -> None:
     adapters = "lora_rank: 4\nlora_alpha: 16\nlora_targets: qkv\nquantize_base: nf4\n"
     with (config_file.parent / "start" / "config.yaml").open("a") as run:
