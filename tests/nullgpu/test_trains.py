@@ -232,6 +232,13 @@ KERNELS = {
 }
 
 
+def test_a_kernel_that_does_not_take_the_heads_is_rejected(tmp_path: Path) -> None:
+    heads_of_50 = ("--d-model", "250", "--heads", "5", "--precision", "fp16")
+    run = train(tmp_path, *heads_of_50, "--attention", "sdpa-efficient")
+    assert (run.code, "Traceback" in run.output) == (2, False), run.output[-4000:]
+    assert "efficient cannot run on cuda with torch.float16, heads of 50; use" in run.output
+
+
 @pytest.mark.parametrize(("attention", "window"), KERNELS)
 def test_attention_is_the_one_that_is_recorded(
     attention: str, window: str | None, tmp_path: Path

@@ -135,7 +135,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tens
         on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, lse = on_cpu(q, k, v, 0.0, causal)
     elif q.dtype == torch.float32:
-        k, v = repeat_for(q, k, v)
+        k, v = _for_each_query(q, k, v)
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         out, lse, *_ = efficient(q, k, v, None, True, 0.0, causal)  # with lse, no bias or dropout
         lse = lse[:, :, : q.size(2)]  # it fills up to a multiple of 32
@@ -181,7 +181,7 @@ def _efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The kernel for fp32 on GPUs, which takes no grouped queries."""
     kv_heads = k.size(1)
-    k, v = repeat_for(q, k, v)
+    k, v = _for_each_query(q, k, v)
     # Queries that fill the last 32 have no weight; the output is read as dense [B, t, H, e].
     lse = F.pad(lse, (0, -lse.size(2) % 32), value=float("inf"))
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
@@ -190,5 +190,11 @@ def _efficient_backward(
         *(grad, q, k, v, None, out, lse, unused, unused),
         *(0.0, [True, True, True, False], causal),
     )
-    dk, dv = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in (dk, dv))
+    if q.size(1) > kv_heads:
+        dk, dv = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in (dk, dv))
     return dq, dk, dv
+
+
+def _for_each_query(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v with a head for each of q's; copied only where some are shared."""
+    return repeat_for(q, k, v) if q.size(1) > k.size(1) else (k, v)
