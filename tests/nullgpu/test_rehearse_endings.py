@@ -25,6 +25,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch._cudnn_ctc_loss(*CTC, 0, True, False)", "cuDNN's recurrent networks or CTC loss"),
         ("torch.nn.init.orthogonal_(model.weight)", "cuSOLVER"),
         ("torch.fft.rfft(model.weight)", "cuFFT"),
+        ("torch.cuda.utilization()", "a reading of NVML"),
         # what the allocator cudaMallocAsync ends with
         ('raise RuntimeError("CUDA error: operation not supported")', "a function of CUDA"),
         ("torch.sparse.mm(model.weight.to_sparse(), model.weight)", "cuSPARSE"),

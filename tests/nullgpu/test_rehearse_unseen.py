@@ -251,6 +251,18 @@ def test_tf32_is_seen_however_it_is_set(line: str) -> None:
     assert seconds == pytest.approx(flops / rate, rel=0.6)  # of small matrices
 
 
+@pytest.mark.parametrize(("line", "type_"), [("", "tf32"), ("allow_tf32 = False", "fp32")])
+def test_convolutions_are_in_tf32_unless_a_program_says_otherwise(line: str, type_: str) -> None:
+    loop = LOOP.format(optimizer="SGD", steps=9).replace("ones(8, 1024", "ones(64, 256, 64, 64")
+    loop = loop.replace("Linear(1024, 1024", "Conv2d(256, 256, 3, padding=1")
+    set_ = f"torch.backends.cudnn.{line}" if line else ""
+    found = shardscale.rehearse(["import torch", set_, loop], gpu="A100-80GB")
+    rate = Machine.of_gpu("A100-80GB", ranks_per_node=1).matmul_flops_per_s[type_]
+    flops = 2 * 2 * 64 * 64 * 64 * 256 * 256 * 9  # no gradient of the inputs
+    seconds = found.record["ranks"][0]["seconds"]["products_s"]
+    assert seconds == pytest.approx(flops / rate, rel=0.3)
+
+
 HISTORY = """\
 import torch
 model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")

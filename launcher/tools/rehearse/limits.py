@@ -9,6 +9,8 @@ _ERRORS = {
     "cuFFT": r"CUFFT_",
     "cuSPARSE": r"CUSPARSE_STATUS_|\bcusparse\w+\(",
     _RECURRENT: r"CUDNN_STATUS_NOT_SUPPORTED",
+    # pynvml's words, of power, utilisation and temperature
+    "a reading of NVML": r"NVMLError_NotSupported",
     # as for the allocator cudaMallocAsync; the null GPU has named the function
     "a function of CUDA": r"CUDA error: operation not supported",
 }

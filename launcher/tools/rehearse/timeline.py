@@ -131,10 +131,11 @@ def read_timeline(path: Path) -> Timeline | None:
         if entry.operator and entry.kind in (Kind.OPERATOR, Kind.KERNEL):
             counter = calls if entry.kind == Kind.OPERATOR else kernels
             counter[entry.operator] += 1
-    fp32 = "tf32" if content["tf32"] else "fp32"
+    types = ["tf32" if content[key] else "fp32" for key in ("tf32", "tf32_convolutions")]
+    operators = content["operators"]
     return Timeline(
         entries=entries,
-        operators=[_operator(one, fp32) for one in content["operators"]],
+        operators=[_operator(one, types["convolution" in one["name"]]) for one in operators],
         kernels={number: kernels[number] / times for number, times in calls.items()},
         left_out=content.get("left_out", ()),
     )

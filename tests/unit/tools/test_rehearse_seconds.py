@@ -40,7 +40,7 @@ def product(rows: int, **more: Any) -> dict[str, Any]:
 
 def timeline(folder: Path, rows: list[Row], *operators: dict[str, Any], **more: Any) -> Timeline:
     (folder / "t.entries").write_bytes(b"".join(ENTRY.pack(*row) for row in rows))
-    content = {"operators": operators, "tf32": False, **more}
+    content = {"operators": operators, "tf32": False, "tf32_convolutions": True, **more}
     (folder / "t.json").write_text(json.dumps(content))
     found = read_timeline(folder / "t")
     assert found is not None

@@ -25,12 +25,20 @@ def unpriced(mode: type[Any]) -> str | None:
     return None
 
 
-def has_tf32() -> bool:
-    """Return True if products of fp32 are in TF32."""
-    products = torch.backends.cuda.matmul
+def in_tf32() -> dict[str, bool]:
+    """Return whether products of matrices in fp32 are in TF32, and whether convolutions are, as
+    torch has them unless a program says otherwise."""
+    cudnn = torch.backends.cudnn
+    return {
+        "tf32": _is_tf32(torch.backends.cuda.matmul),
+        "tf32_convolutions": _is_tf32(getattr(cudnn, "conv", cudnn)),
+    }
+
+
+def _is_tf32(settings: Any) -> bool:
     # torch 2.9 and newer have this, too, and refuse to read the other once a program has set it
-    precision = getattr(products, "fp32_precision", None)
-    return bool(products.allow_tf32 if precision is None else precision == "tf32")
+    precision = getattr(settings, "fp32_precision", None)
+    return bool(settings.allow_tf32 if precision is None else precision == "tf32")
 
 
 def _is_compiled() -> bool:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from shardscale_rehearsal import engines
 from shardscale_rehearsal.composed import is_composite
 from shardscale_rehearsal.flex_attention import flex_attention
-from shardscale_rehearsal.priced import has_tf32, unpriced
+from shardscale_rehearsal.priced import in_tf32, unpriced
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 SCALARS = (bool, int, float, str, type(None))
@@ -82,7 +82,7 @@ class Timeline:
             raise OSError(f"{path}.entries cannot be written")
         content = {
             "operators": self._operators,
-            "tf32": has_tf32(),
+            **in_tf32(),
             "left_out": sorted(self._left_out),
         }
         with open(path + ".json", "w", encoding="utf-8") as file:
