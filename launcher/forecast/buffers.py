@@ -150,15 +150,23 @@ class Buffers:
 
     def update(self, parameter: Parameter) -> None:
         """The optimizer on one tensor; the first step allocates its states."""
-        shape = self.local_shape(parameter)
         key, where = ("optimizer", parameter.name), self.rank.params_where
-        if parameter.name not in self._costs:
-            self._costs[parameter.name] = self.rank.optimizer_costs(shape, parameter.name)
-        costs = self._costs[parameter.name]
+        costs = self._costs_of(parameter)
         self.hold_states(key, costs, where)
         self.transient(costs.temporary_bytes, where=where, stream=self.updates_on)
         if is_projection(parameter.name):
-            self.hold_masks(math.prod(shape), where)
+            self.hold_masks(math.prod(self.local_shape(parameter)), where)
+
+    def update_multiplies(self) -> bool:
+        """Return whether the optimizer multiplies matrices."""
+        costs = map(self._costs_of, self.trained)
+        return any(each.update_flops or each.update_fp32_flops for each in costs)
+
+    def _costs_of(self, parameter: Parameter) -> OptimizerCosts:
+        if parameter.name not in self._costs:
+            shape = self.local_shape(parameter)
+            self._costs[parameter.name] = self.rank.optimizer_costs(shape, parameter.name)
+        return self._costs[parameter.name]
 
     def hold_states(self, key: Hashable, costs: OptimizerCosts, where: Where) -> None:
         """An optimizer's states of `key`, each in a storage of its own, unless it has them."""

@@ -108,9 +108,8 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
         buffers.build_masked()
     timeline.period = "first_step"
     timeline.enter("data")
-    workspaces = _workspaces_bytes(resolved, gpu)
-    for number, size_bytes in enumerate(workspaces):  # once the engine is built: CudaMemory.period
-        stream = "reduce" if number == 2 else None
+    # once the engine is built: CudaMemory.period
+    for number, (size_bytes, stream) in enumerate(_workspaces(resolved, gpu, buffers)):
         timeline.allocate(("workspace", number), size_bytes, "temporary", stream=stream)
     trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
@@ -135,17 +134,18 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
     )
 
 
-def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, ...]:
-    """Bytes that cuBLAS keeps for the main thread, for autograd's, and for FSDP's stream of
-    messages where an optimizer multiplies matrices there, in the backward. With torch 2.11
-    cuBLASLt, which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175); with
-    2.15 each product has one for as long as it takes, so that one is held at a peak in a product.
-    """
+def _workspaces(
+    resolved: Resolved, gpu: Gpu | None, buffers: Buffers
+) -> list[tuple[int, str | None]]:
+    """Return bytes, and their stream, that cuBLAS keeps for the main thread, for autograd's, and
+    for a stream of the optimizer's own, where it multiplies. With torch 2.11 cuBLASLt, which adds
+    biases and multiplies in fp8, has others (pytorch/pytorch#168175); with 2.15 each product has
+    one for as long as it takes, so that one is held at a peak in a product."""
     if gpu is None:
-        return 0, 0
+        return []
     main = backward = gpu.cublas_workspace_bytes
     if torch.__version__.startswith("2.15."):
-        return main, 0
+        return [(main, None)]
     if torch.__version__.startswith("2.11."):
         shapes = parameter_shapes(resolved.own_model)
         linears = {name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2}
@@ -155,10 +155,10 @@ def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, ...]:
         recomputes = not kept or resolved.model.mlp_tile is not None
         main += MIB * (biased or fp8)
         backward += MIB * (fp8 or (biased and recomputes))
-    optim, sharding = resolved.config.optim, resolved.config.sharding
-    among_messages = sharding.strategy == "fsdp" and optim.optimizer_in_backward
-    multiplies = optim.optimizer in ("muon", "apollo")
-    return main, backward, gpu.cublas_workspace_bytes * (among_messages and multiplies)
+    found: list[tuple[int, str | None]] = [(main, None), (backward, None)]
+    if buffers.updates_on is not None and buffers.update_multiplies():
+        found.append((gpu.cublas_workspace_bytes, buffers.updates_on))
+    return found
 
 
 def least_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:

@@ -62,6 +62,8 @@ class OptimizerEntry:
     elementwise: bool = True
     """An element's update needs only its own gradient and states, so that any flat range of
     a parameter can be updated alone."""
+    decay_copies: bool = False
+    """It is not fused for DTensors, and copies a gradient to add weight decay."""
     rates: Mapping[Task, float] = field(default_factory=dict)
     """Default learning rates, where their scale differs from AdamW's."""
     rates_from: str = ""
