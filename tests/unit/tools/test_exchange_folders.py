@@ -168,6 +168,14 @@ def test_another_tokenizer_brings_its_own_end(saved: Path, tmp_path: Path) -> No
     assert generation["eos_token_id"] == 256
 
 
+def test_the_printed_command_can_be_pasted(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a run"
+    run(import_cli.main, saved, "--out", out)
+    assert f"--resume '{out}' --data FILE" in capsys.readouterr().out
+
+
 def test_templates_of_other_names_come_in_and_go_out(folder: Path, tmp_path: Path) -> None:
     """transformers 5 saves that of calls in a folder of its own, and renders with it."""
     more = folder / "additional_chat_templates"
