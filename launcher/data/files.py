@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,11 +36,11 @@ _BETWEEN_WORDS = re.compile(r"[^a-z]+")
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-BESIDE_TOKENIZER = (
+_BESIDE_TOKENIZER = (
     *(TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"),
     CHAT_TEMPLATE_FILE,
 )
-"""Kept as they are, from an import or a download through training to an export."""
+_NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 META_FILE = "meta.json"
 Kind = Literal["tokens", "documents", "learned"]
 
@@ -48,7 +49,6 @@ _WEIGHTS = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".onnx_data"}
 )
 """Suffixes of files that no tokenizer reads; a model's folder can hold hundreds of GB of them."""
-_TEMPLATE_FILES = (TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE)
 
 
 def walk(root: Path, skip: frozenset[str] = frozenset(), *, whole: bool = False) -> list[Path]:
@@ -210,8 +210,23 @@ def reading(path: Path | str) -> contextlib.AbstractContextManager[None]:
 def template_files(tokenizer: str) -> list[Path]:
     """List the files beside a tokenizer.json that hold its chat template, if any."""
     path = Path(tokenizer).expanduser()
-    beside = (path.with_name(name) for name in _TEMPLATE_FILES)
-    return [file for file in beside if file.is_file()] if path.is_file() else []
+    hold = (TOKENIZER_CONFIG_FILE, ".jinja")
+    return [f for f in files_beside(path.parent) if f.name.endswith(hold)] if path.is_file() else []
+
+
+def files_beside(folder: Path) -> list[Path]:
+    """List the files beside a tokenizer.json that are kept as they are, from an import or a
+    download through training to an export."""
+    found = [path for name in _BESIDE_TOKENIZER if (path := folder / name).is_file()]
+    return [*found, *sorted(folder.glob(_NAMED_TEMPLATES))]
+
+
+def copy_files(paths: Iterable[Path], source: Path, target: Path) -> None:
+    """Copy files of one folder, or below it, into another."""
+    for path in paths:
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def end_token_beside(tokenizer: str) -> str | int | None:

@@ -185,10 +185,11 @@ def read_examples(
         UserError: a record has another form, or `read` rejects it.
     """
     for where, record in records:
-        if form_of(record) != form:
+        if (found := form_of(record)) != form:
+            unknown = found == "text" and not (isinstance(record, dict) and TEXT_FIELD in record)
             raise UserError(
-                f"{where} holds {FIELDS[form_of(record)]}, and the data begins with "
-                f"{FIELDS[form]}: write all lines in one form"
+                f"{where} holds {'no known fields' if unknown else FIELDS[found]}, and the data "
+                f"begins with {FIELDS[form]}: write all lines in one form"
             )
         yield read(record, where)
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib.util
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from launcher.data.files import (
-    BESIDE_TOKENIZER,
     HUB_PREFIX,
     TEXT_FIELD,
+    copy_files,
     dataset_key,
     field_key,
+    files_beside,
     hub_files,
     named_split,
     shared_splits,
@@ -252,9 +252,7 @@ def save_beside(tokenizer: str, folder: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as saved:
         load_from_transformers(tokenizer).save_pretrained(saved)
-        for name in BESIDE_TOKENIZER:
-            if (Path(saved) / name).is_file():
-                shutil.copyfile(Path(saved) / name, folder / name)
+        copy_files(files_beside(Path(saved)), Path(saved), folder)
 
 
 def load_from_transformers(tokenizer: str) -> Any:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import math
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -223,9 +224,9 @@ class Session:
             reason, code = stop_reason(signal), stop_exit_code(signal)
             status = Status(state="preempted", phase=phase, reason=reason, exit_code=code)
             self.folder.write_status(status)
+            out = shlex.quote(str(self.folder.path))
             self.console.line(
-                f"preempted {when}: resume with the same command and --out {self.folder.path} "
-                "--resume auto"
+                f"preempted {when}: resume with the same command and --out {out} --resume auto"
             )
 
     def finish(self, test: EvalRecord | None) -> Summary:

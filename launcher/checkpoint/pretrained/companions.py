@@ -10,11 +10,12 @@ from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.pretrained.weight_files import write_json
 from launcher.config.families.base import ENDS, check_token_ids
 from launcher.data.files import (
-    BESIDE_TOKENIZER,
     CHAT_TEMPLATE_FILE,
     HUB_PREFIX,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    copy_files,
+    files_beside,
 )
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.config import ModelConfig
@@ -41,9 +42,8 @@ def carry_beside(tokenizer: str, run: Path) -> bool:
 def _carry(source: Path, target: Path) -> None:
     if source.resolve() == target.resolve():
         return
-    for name in (GENERATION_FILE, *BESIDE_TOKENIZER):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+    own = [path for path in (source / GENERATION_FILE,) if path.is_file()]
+    copy_files([*own, *files_beside(source)], source, target)
     if (target / GENERATION_FILE).exists() or not (source / "config.json").is_file():
         return
     # Older folders name the tokens that end a text in config.json only.

@@ -83,6 +83,11 @@ def open_source(folder: Path) -> Iterator[Source]:
         UserError: the folder holds none of them, or is damaged.
     """
     folder = model_folder(folder)
+    if not folder.exists():
+        raise UserError(
+            f"{folder}: does not exist: give a run, a checkpoint, a folder that transformers' "
+            f"save_pretrained has written, or {HUB_PREFIX}ORG/NAME"
+        )
     with open_stored(folder) as stored:
         require_transformers(stored.config, f"{folder}: this command")
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)

@@ -176,7 +176,7 @@ def _run_all(folder: SweepFolder, sweep: Sweep, *, timeout_s: float) -> int:
     except Interrupted as stopped:
         display.line(
             f"shardscale: {stopped}; finished cells are kept, continue with: "
-            f"python -m launcher sweep --out {folder.path}"
+            f"python -m launcher sweep --out {shlex.quote(str(folder.path))}"
         )
         return stop_exit_code(stopped.number)
     for row in sweep.cells:

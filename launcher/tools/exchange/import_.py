@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -103,10 +104,10 @@ def _write_config(
 
 
 def _description(folder: Path, out: Path, parameters: int, *, tokenizer: bool) -> str:
+    config, run = (shlex.quote(str(path)) for path in (out / "config.yaml", out))
     lines = [
         f"imported {folder} to {out}: {parameters:,} parameters",
-        f"train: torchrun --nproc 2 -m launcher.train --config {out / 'config.yaml'} "
-        f"--resume {out} --data FILE",
+        f"train: torchrun --nproc 2 -m launcher.train --config {config} --resume {run} --data FILE",
     ]
     if not tokenizer:
         lines.insert(1, f"{folder} has no tokenizer.json: add --tokenizer FILE with its tokenizer")

@@ -420,7 +420,8 @@ CHAT = {"messages": turns("a", "b")}
         ({"prompt": "a", "completion": None}, "line 3: 'completion' is None, it must be a string"),
         ({"text": "a"}, "line 3 holds a text, and the data begins with prompt and completion"),
         (CHAT, "line 3 holds messages, and the data begins with prompt and completion"),
-        (["a"], "line 3 holds a text, and the data begins with prompt and completion"),
+        (["a"], "line 3 holds no known fields, and the data begins with prompt and completion"),
+        ({}, "line 3 holds no known fields, and the data begins with prompt and completion"),
     ],
 )
 def test_a_bad_pair_is_refused_with_its_line(tmp_path: Path, line: Any, expected: str) -> None:

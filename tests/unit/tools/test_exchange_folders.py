@@ -14,6 +14,7 @@ from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.config.families import read_hf_config
+from launcher.data.files import template_files
 from launcher.data.tokenizer import train_bpe
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
@@ -165,6 +166,26 @@ def test_another_tokenizer_brings_its_own_end(saved: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out" / "chat_template.jinja").exists()
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == 256
+
+
+def test_the_printed_command_can_be_pasted(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a run"
+    run(import_cli.main, saved, "--out", out)
+    assert f"--resume '{out}' --data FILE" in capsys.readouterr().out
+
+
+def test_templates_of_other_names_come_in_and_go_out(folder: Path, tmp_path: Path) -> None:
+    """transformers 5 saves that of calls in a folder of its own, and renders with it."""
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text(f"TOOLS {CHAT}")
+    assert more / "tool_use.jinja" in template_files(str(folder / "tokenizer.json"))
+    run(import_cli.main, folder, "--out", tmp_path / "run")
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.chat_template == {"default": CHAT, "tool_use": f"TOOLS {CHAT}"}
 
 
 def test_the_end_of_a_turn_ends_a_text_of_an_export(folder: Path, tmp_path: Path) -> None:

@@ -463,7 +463,9 @@ def test_bad_standard_input(
 
 
 def test_nothing_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "does not exist" in refusal(capsys, tmp_path / "no", "--prompt", "a")
+    said = refusal(capsys, tmp_path / "no", "--prompt", "a")
+    assert "does not exist" in said
+    assert said.endswith("or hf:ORG/NAME\n")
     assert "holds no checkpoint" in refusal(capsys, tmp_path, "--prompt", "a")
 
 
