@@ -247,6 +247,18 @@ def test_an_optimizer_in_the_backward_of_fsdp_has_the_stream_of_its_messages(
     assert sum(left.values()) == expected
 
 
+def test_stage_3_makes_each_parameter_whole_and_twice_and_keeps_slices_where_they_belong() -> None:
+    embedding = 50_000 * SMALL["d_model"]
+
+    def built(ranks: int, **changes: Any) -> int:
+        how = {"zero": 3, "vocab_size": 50_000, "precision": "bf16", **changes}
+        return predicted(ranks, "cuda", **how).peaks["init", "build"]
+
+    assert (4 + 2) * embedding <= built(64) < 6.5 * embedding
+    offloaded = {"offload_param": "cpu", "offload_optimizer": "cpu"}
+    assert built(1, **offloaded) < 6.5 * embedding < built(1)
+
+
 def test_a_gpus_blocks_are_multiples_of_512_bytes() -> None:
     prediction = predicted(1, device_type="cuda")
     assert {size % 512 for size in prediction.peaks.values()} == {0}

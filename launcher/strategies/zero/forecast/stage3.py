@@ -44,8 +44,9 @@ class Zero3(ZeroBuffers):
         where, pins = self.rank.params_where, self.rank.pins
         for p in self.parameters:
             size_bytes = self.rank.computing_bytes(p) * self._slice(p)
+            self._convert_whole(p)
             if p.trained:
-                timeline.allocate(("initial", p.name), size_bytes, "params")
+                timeline.allocate(("initial", p.name), size_bytes, "params", where=where)
             else:  # the optimizer, which moves the others, does not know it
                 key = ("frozen", p.name)
                 timeline.allocate(key, size_bytes, "frozen", where=where, pinned=pins)
@@ -66,6 +67,14 @@ class Zero3(ZeroBuffers):
         timeline.allocate("param", self.element * total, "params", where=where, pinned=pins)
         self._drop_born()  # on a CPU they go only now
         self._build_optimizer(total)
+
+    def _convert_whole(self, p: Parameter) -> None:
+        """zero.Init makes a parameter in fp32, as torch does, converts it, and keeps a slice."""
+        if not p.packed:
+            self.timeline.allocate("whole", FP32 * p.elements, "temporary")
+            if self.element != FP32:
+                self.transient(self.element * p.elements)
+            self.timeline.free("whole")
 
     def _drop_born(self) -> None:
         for p in self.trained:
