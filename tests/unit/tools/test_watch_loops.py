@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -44,6 +46,32 @@ for _ in range(3):
 def test_a_loss_is_as_it_was_before_a_scaler(tmp_path: Path) -> None:
     records = watched(tmp_path, SCALED)
     assert [record["loss"] for record in records if record["kind"] == "step"] == [0.5] * 3
+
+
+SAVED = """\
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+    {save}
+"""
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        'dcp.save(model.state_dict(), checkpoint_id="saved")',
+        'save_file(model.state_dict(), "saved")',
+        'torch.save(model.state_dict(), "saved")',
+    ],
+)
+def test_a_save_is_a_phase_of_its_own(save: str, tmp_path: Path) -> None:
+    phases = [one for one in watched(tmp_path, SAVED.format(save=save)) if one["kind"] == "phase"]
+    assert "save" in {one["period"] for one in phases}
 
 
 COMPILED = """\

@@ -16,6 +16,7 @@ from shardscale_observer.errors import place_in_program
 from shardscale_observer.guard import guarded
 from shardscale_observer.history import History
 from shardscale_observer.memory import Peaks
+from shardscale_observer.saves import follow_saves
 from shardscale_observer.scaling import follow_scaler
 from shardscale_observer.session import Session
 from shardscale_observer.values import Values
@@ -199,11 +200,12 @@ class Observer:
         self._removals.append(optimizers.register_optimizer_step_post_hook(after).remove)
 
     def hook_saves_and_data(self) -> None:
-        """Follow torch.save, and the waits for batches of torch's own loader."""
+        """Follow what saves, and the waits for batches of torch's own loader."""
         torch = self.torch
         save = self._within("checkpoint", torch.save)
         self._replace(torch, "save", save)
         self._replace(torch.serialization, "save", save)
+        follow_saves(self._within)
         loader: Any = importlib.import_module("torch.utils.data.dataloader")
         iterator = loader._BaseDataLoaderIter
         self._replace(iterator, "__next__", self._within("data", iterator.__next__))
