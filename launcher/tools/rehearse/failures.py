@@ -7,6 +7,7 @@ from launcher.tools.rehearse.limits import INSTEAD, lacking_library
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.remedies import remedies
 from launcher.tools.rehearse.stage import Stage
+from launcher.tools.watch.tables import from_here
 from launcher.util.sizes import gib
 
 _FROM_OUTSIDE = ("SIGHUP", "SIGINT", "SIGKILL", "SIGTERM")
@@ -32,7 +33,7 @@ def out_of_memory_lines(result: Rehearsal) -> Iterator[str]:
 def _place(place: Mapping[str, Any] | None) -> Iterator[str]:
     if place:
         inside = f" in {place['function']}" if "function" in place else ""
-        yield f"  {place['file']}:{place['line']}{inside}: {place['code']}"
+        yield f"  {from_here(place['file'])}:{place['line']}{inside}: {place['code']}"
 
 
 def failed_lines(stage: Stage) -> Iterator[str]:
@@ -81,7 +82,7 @@ def caught_lines(stage: Stage) -> Iterator[str]:
         return
     count, place = len(stage.caught), stage.caught[-1].get("place")
     times = "once" if count == 1 else f"{count:,} times"
-    last = f", the last at {place['file']}:{place['line']}" if place else ""
+    last = f", the last at {from_here(place['file'])}:{place['line']}" if place else ""
     then = (
         "it took no step after that"
         if stage.gave_up

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from launcher.tools.rehearse.stage import Stage
-from launcher.tools.watch.tables import table
+from launcher.tools.watch.tables import from_here, table
 
 MOST_LOGGED = 4
 
@@ -32,7 +32,7 @@ def value_lines(stage: Stage) -> Iterator[str]:
 
 def _line(place: str) -> str:
     """Return the file and line; autograd's own threads have none."""
-    return "in backward" if place == "backward:0" else place
+    return "in backward" if place == "backward:0" else from_here(place)
 
 
 def _tail(place: str | None) -> str:

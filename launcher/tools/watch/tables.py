@@ -1,5 +1,6 @@
 """Tables of what a watched program needed, per phase and per rank."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         yield "  " + "  ".join(cells).rstrip()
+
+
+def from_here(file: str) -> str:
+    """Return a file's path from the current folder, if it lies below."""
+    return file.removeprefix(f"{os.getcwd()}/")
 
 
 def headline(rank: WatchedRank, ranks: int, status: Status) -> str:
@@ -88,5 +94,6 @@ def summary_lines(folder: Path, ranks: Sequence[WatchedRank], status: Status) ->
     yield from table(("peaks", "allocated", "reserved", "device used", "resident set"), rows)
     if status.state == "oom" and status.detail.get("place"):
         place = status.detail["place"]
-        yield f"out of memory in {status.phase} at {place['file']}:{place['line']}: {place['code']}"
+        line = f"{from_here(place['file'])}:{place['line']}"
+        yield f"out of memory in {status.phase} at {line}: {place['code']}"
     yield f"run folder {folder}: shardscale report {folder}"
