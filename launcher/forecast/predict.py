@@ -110,8 +110,11 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
     timeline.enter("data")
     workspaces = _workspaces_bytes(resolved, gpu)
     for number, size_bytes in enumerate(workspaces):  # once the engine is built: CudaMemory.period
-        stream = "reduce" if number == 2 else None
-        timeline.allocate(("workspace", number), size_bytes, "temporary", stream=stream)
+        timeline.allocate(("workspace", number), size_bytes, "temporary")
+    if gpu is not None and buffers.updates_on is not None and workspaces[1] and _multiplies(seen):
+        # cuBLAS has one for each stream that it multiplies on
+        size_bytes, stream = gpu.cublas_workspace_bytes, buffers.updates_on
+        timeline.allocate(("workspace", stream), size_bytes, "temporary", stream=stream)
     trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
         timeline.period = period
@@ -135,12 +138,16 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
     )
 
 
-def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, ...]:
-    """Bytes that cuBLAS keeps for the main thread, for autograd's, and for FSDP's stream of
-    messages where an optimizer multiplies matrices there, in the backward. With torch 2.11
-    cuBLASLt, which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175); with
-    2.15 each product has one for as long as it takes, so that one is held at a peak in a product.
-    """
+def _multiplies(rank: Rank) -> bool:
+    """Return whether the optimizer multiplies matrices."""
+    costs = [rank.optimizer_costs(p.shape, p.name) for p in rank.trained]
+    return any(each.update_flops or each.update_fp32_flops for each in costs)
+
+
+def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, int]:
+    """Bytes that cuBLAS keeps for the main thread and for autograd's. With torch 2.11 cuBLASLt,
+    which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175); with 2.15 each
+    product has one for as long as it takes, so that one is held at a peak in a product."""
     if gpu is None:
         return 0, 0
     main = backward = gpu.cublas_workspace_bytes
@@ -155,10 +162,7 @@ def _workspaces_bytes(resolved: Resolved, gpu: Gpu | None) -> tuple[int, ...]:
         recomputes = not kept or resolved.model.mlp_tile is not None
         main += MIB * (biased or fp8)
         backward += MIB * (fp8 or (biased and recomputes))
-    optim, sharding = resolved.config.optim, resolved.config.sharding
-    among_messages = sharding.strategy == "fsdp" and optim.optimizer_in_backward
-    multiplies = optim.optimizer in ("muon", "apollo")
-    return main, backward, gpu.cublas_workspace_bytes * (among_messages and multiplies)
+    return main, backward
 
 
 def least_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:

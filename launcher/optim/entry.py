@@ -59,6 +59,8 @@ class OptimizerEntry:
     device) -> costs. A range of several parameters has the name ""."""
     counters: Names = lambda name, shape: ("step",)
     """(parameter name, shape) -> names of its scalar states."""
+    copies_to_decay: bool = False
+    """Of DTensors, for which it is not fused: adds weight decay to a copy of the gradient."""
     elementwise: bool = True
     """An element's update needs only its own gradient and states, so that any flat range of
     a parameter can be updated alone."""

@@ -122,6 +122,7 @@ _SGD: Final = OptimizerEntry(
     build=_sgd,
     states=lambda name, shape: ("momentum_buffer",),
     costs=_sgd_costs,
+    copies_to_decay=True,
     counters=lambda name, shape: (),
     rates_from="found with AdamW: sgd has no usual rate for decoders, so try larger ones",
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.forecast.trace.allocation_summaries import EMPTY, AllocationSummary, summarize
 from launcher.model.parts import block_of
+from launcher.optim.registry import OPTIMIZERS
 from launcher.strategies.fsdp.grouping import Group, block_groups, groups_of, reshards
 from launcher.strategies.fsdp.placement import shard_shapes, sharded_dimension
 from launcher.strategies.parameters import Parameter
@@ -39,10 +40,10 @@ class Division:
         return self.ranks * sum(self.rank.computing_bytes(p) * self.padded(p) for p in parameters)
 
     def decayed_bytes(self, p: Parameter) -> int:
-        """Bytes of the copy of a gradient to which SGD adds weight decay: it is not fused here."""
+        """Bytes of the copy of a gradient to which weight decay is added."""
         choice = self.rank.resolved.config.optim
         is_decayed = len(p.shape) >= 2 and choice.recipe().weight_decay != 0
-        copies = choice.optimizer == "sgd" and is_decayed
+        copies = OPTIMIZERS[choice.optimizer].copies_to_decay and is_decayed
         return copies * self.rank.stored_bytes * math.prod(self.shape(p))
 
     def _dimension(self, p: Parameter) -> int:
