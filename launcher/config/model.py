@@ -186,7 +186,7 @@ class ModelChoice:
         require_range("--lora-rank", self.lora_rank, 1, MOST_RANK)
         require_at_most(self, "lora_alpha", most=MOST_ALPHA)
         names = tuple(name.strip() for name in self.lora_targets.split(","))
-        try:
+        with refused(ValueError):
             return Lora(
                 rank=self.lora_rank,
                 alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
@@ -194,8 +194,6 @@ class ModelChoice:
                 targets=PROJECTIONS if names == ("all",) else names,
                 rslora=self.rslora,
             )
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
 
 def adapter_flags(lora: Lora | None) -> dict[str, Any]:
