@@ -141,6 +141,10 @@ class ZeroEngine:
         with torch.no_grad():
             loss_or_logits: Tensor = self._engine(tokens, targets, starts)
         self._engine.train()
+        # Stage 3 has fetched ahead for a backward that does not come.
+        release = getattr(self._engine.optimizer, "empty_partition_cache", None)
+        if release is not None:
+            release()
         return loss_or_logits
 
     def routed(self) -> Tensor | None:
