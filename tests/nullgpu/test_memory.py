@@ -120,9 +120,9 @@ def test_stage_3_keeps_nothing_of_an_evaluation(tmp_path: Path) -> None:
     wide = ("--model", "gpt2-xl", "--layers", "3", "--tied", "False", "--eval-every", "2")
     recomputed = ("--activation-checkpointing", "full", "--micro-batch", "4", "--seq-len", "256")
     flags = ("--zero", "3", "--precision", "bf16", *wide, *recomputed, "--save-every", "0")
-    alone = {"SHARDSCALE_STAND_IN_ALONE": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "7"}
+    alone = {"SHARDSCALE_NULL_GPU_ALONE": "1", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "7"}
     alone |= {"LOCAL_WORLD_SIZE": "7", "MASTER_ADDR": "localhost", "MASTER_PORT": "29531"}
-    alone |= {"SHARDSCALE_STAND_IN_CHECKS": "false"}  # no step has overflowed
+    alone |= {"SHARDSCALE_NULL_GPU_CHECKS": "false"}  # no step has overflowed
     run = train(tmp_path, *flags, tiny=False, more=alone, gpus=7)
     assert run.code == 0, run.output[-4000:]
     steady = run.json("summary.json")["plan"]["periods"]["steady"]
