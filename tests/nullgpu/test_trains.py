@@ -98,6 +98,7 @@ CASES = {
 LONG = ("--context", "471", "--seq-len", "471", "--micro-batch", "4")
 ALL_SCORES = {
     "eager": ("--precision", "bf16", "--attention", "eager"),
+    "eager, fp16": ("--precision", "fp16", "--attention", "eager"),
     "sdpa-math, dropout": (
         *("--precision", "bf16", "--attention", "sdpa-math", "--dropout", "0.1"),
     ),

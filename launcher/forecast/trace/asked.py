@@ -18,6 +18,7 @@ def asked_of(
     config = resolved.config
     types = strategy_of(config).dtypes(config)
     low = types.computed.itemsize == 2
+    foreign = isinstance(resolved.model, ForeignConfig)
     if isinstance(resolved.model, ForeignConfig) and FROZEN_FP32 in resolved.model.fields:
         low = False
     compute = Compute(
@@ -32,6 +33,7 @@ def asked_of(
         kept_share=resolved.kept_share,
         own_kernels=not resolved.of_another_trainer,
         fp8=config.optim.precision == "fp8",
+        fp16=types.computed is torch.float16 and (foreign or resolved.model.attention == "eager"),
     )
     return {
         "model": resolved.model,

@@ -84,9 +84,9 @@ class Compute:
 
     `stage3` asks for the model as DeepSpeed's stage 3 runs it, `documents` for attention inside
     documents, `compiled` for compiled blocks, which keep at most `kept_share` of what they would,
-    `fp8` for linears in it, `own_kernels` for ours of norms, SwiGLU and the rotary embedding on a
-    GPU, in the place of torch's operators. `resident_threads` are those of the GPU, 0 of an unknown
-    one.
+    `fp8` for linears in it, `fp16` for a softmax into fp32 that converts by itself, `own_kernels`
+    for ours of norms, SwiGLU and the rotary embedding on a GPU, in the place of torch's operators.
+    `resident_threads` are those of the GPU, 0 of an unknown one.
     """
 
     device_type: str = "cpu"
@@ -99,6 +99,7 @@ class Compute:
     compiled: bool = False
     kept_share: float = 1.0
     fp8: bool = False
+    fp16: bool = False
     own_kernels: bool = True
 
 

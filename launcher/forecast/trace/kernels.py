@@ -13,6 +13,8 @@ One entry for each, with its source; bytes and work are both read off what runs 
   (`launcher.model.attention.dense`), unless the caller asks torch itself to share them, as
   transformers does: where no fused kernel can, all T x T scores are kept. What has a window of its
   own skips the rest.
+- Softmax of fp16 into fp32 is one kernel on a GPU, which converts as it reads; of bf16 it is two
+  (torch 2.13.0's aten/src/ATen/native/SoftMax.cpp).
 - Dropout keeps a mask of one byte per element, where a CPU's has the type of its input.
 - Norms, SwiGLU and the rotary embedding of shardscale's own decoder are its own kernels, which are
   traced as they run (`launcher.model.fused`); a plan of another trainer's run has torch's.
@@ -65,6 +67,26 @@ class _RMSNorm(torch.autograd.Function):
         return as_kernel(kernel, grad, x)
 
 
+class _HalfSoftmax(torch.autograd.Function):
+    """The storages of aten::_softmax from fp16 to fp32 and its backward, without their values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = as_kernel(lambda: torch.empty_like(x, dtype=torch.float32), x)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (out,) = ctx.saved_tensors
+
+        def kernel() -> Tensor:
+            product = torch.empty_like(out)  # with the gradient, while it runs
+            return torch.empty_like(product, dtype=torch.bfloat16)  # as which fp16 is recorded
+
+        return as_kernel(kernel, grad, out)
+
+
 def _add_in_place(total: Tensor, left: Tensor, right: Tensor) -> None:
     """A product that is added to `total`, which takes no memory of its own."""
     note_product(left, right, total, total=total)
@@ -85,6 +107,7 @@ def gpu_kernels(
     `model`."""
     own_kernel = kernel_for(model).skips_window  # these take shared key heads in every type
     attention, composed_norm, asked = F.scaled_dot_product_attention, F.rms_norm, model
+    composed_softmax = torch.softmax
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *args: Any, **how: Any) -> Tensor:
         return _attend(attention, asked, own_kernel, q, k, v, *args, **how)
@@ -102,6 +125,13 @@ def gpu_kernels(
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, train=True)[0] if training and p > 0.0 else x
 
+    def softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+        converts = compute.fp16 and x.dtype.itemsize == 2 and dtype is torch.float32
+        if converts and not torch.compiler.is_compiling():
+            weights: Tensor = _HalfSoftmax.apply(x)
+            return weights
+        return composed_softmax(x, dim, dtype=dtype)
+
     if own_kernel:
         # Causal attention without a window keeps the same; the counter subtracts what the window
         # skips.
@@ -111,6 +141,7 @@ def gpu_kernels(
         model = replace(model, sdpa_backend="auto")
     changes: list[tuple[Any, str, Any]] = [
         *((F, "scaled_dot_product_attention", attend), (F, "rms_norm", rms_norm)),
+        *((torch, "softmax", softmax), (F, "softmax", softmax)),
         *((F, "dropout", dropout), (fused, "fuses", lambda device_type: True)),
         (head_loss, "add_product_", _add_in_place),
     ]

@@ -259,6 +259,16 @@ def test_stage_3_makes_each_parameter_whole_and_twice_and_keeps_slices_where_the
     assert built(1, **offloaded) < 6.5 * embedding < built(1)
 
 
+def test_a_softmax_of_fp16_converts_as_it_reads() -> None:
+    how = {"attention": "eager", "context": 256, "strategy": "single"}
+    half, brain = (
+        predicted(1, "cuda", precision=precision, **how).peak_bytes
+        for precision in ("fp16", "bf16")
+    )
+    scores = 4 * SMALL["heads"] * 256 * 256
+    assert half == pytest.approx(brain - 2 * scores, abs=4096)
+
+
 def test_a_gpus_blocks_are_multiples_of_512_bytes() -> None:
     prediction = predicted(1, device_type="cuda")
     assert {size % 512 for size in prediction.peaks.values()} == {0}
