@@ -6,6 +6,7 @@ import torch
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.trace.events import Compute
+from launcher.model.attention.selection import kernel_for
 from launcher.model.foreign.config import FROZEN_FP32, ForeignConfig
 from launcher.parallel.mesh import Mesh
 from launcher.strategies import strategy_of, variant_of
@@ -18,7 +19,7 @@ def asked_of(
     config = resolved.config
     types = strategy_of(config).dtypes(config)
     low = types.computed.itemsize == 2
-    foreign = isinstance(resolved.model, ForeignConfig)
+    composed = isinstance(resolved.model, ForeignConfig) or not kernel_for(resolved.model).fused
     if isinstance(resolved.model, ForeignConfig) and FROZEN_FP32 in resolved.model.fields:
         low = False
     compute = Compute(
@@ -33,7 +34,7 @@ def asked_of(
         kept_share=resolved.kept_share,
         own_kernels=not resolved.of_another_trainer,
         fp8=config.optim.precision == "fp8",
-        fp16=types.computed is torch.float16 and (foreign or resolved.model.attention == "eager"),
+        fp16=types.computed is torch.float16 and composed,
     )
     return {
         "model": resolved.model,
