@@ -54,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     savers = [case.name for case in CASES]
     pairs = [f"{saver.name}={loader.name}" for saver, loader in PAIRS]
     done = run_ranks((RANKS, "offload_rank", text, folder, *savers, "--", *pairs))
-    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "results-0.jsonl").read_text(encoding="utf-8").splitlines()
     by_pair = {(r["name"], r["from"]): r for r in map(json.loads, lines)}
     return Results(by_pair=by_pair, folder=folder, output=done.stderr)
 
