@@ -203,7 +203,7 @@ def field_key(field: str) -> str:
 
 
 def reading(path: Path | str) -> contextlib.AbstractContextManager[None]:
-    """Return a context that reads a file, and refuses one that the system does not let it read."""
+    """Return a context for reading a file: one that cannot be read is rejected."""
     return refused(OSError, f"{path} cannot be read ({WHY}): correct or remove the file")
 
 

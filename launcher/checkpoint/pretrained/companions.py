@@ -42,8 +42,8 @@ def carry_beside(tokenizer: str, run: Path) -> bool:
 def _carry(source: Path, target: Path) -> None:
     if source.resolve() == target.resolve():
         return
-    own = [path for path in (source / GENERATION_FILE,) if path.is_file()]
-    copy_files([*own, *files_beside(source)], source, target)
+    own = source / GENERATION_FILE
+    copy_files([*([own] if own.is_file() else []), *files_beside(source)], source, target)
     if (target / GENERATION_FILE).exists() or not (source / "config.json").is_file():
         return
     # Older folders name the tokens that end a text in config.json only.

@@ -133,7 +133,7 @@ def test_good_options_are_read_as_by_torch(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == []
 
 
-def test_a_node_alone_meets_on_a_free_port_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_alone_has_a_free_port_with_any_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "launcher.parallel.rendezvous.offer_rendezvous", lambda: None, raising=False
     )
@@ -249,7 +249,7 @@ def test_a_node_says_that_it_waits(
 
 
 def agent_of_job(tmp_path: Path, nodes: str, port: int, *flags: str) -> "subprocess.Popen[str]":
-    """Start an agent that meets others of its job on this machine."""
+    """Start an agent that joins others of its job on this machine."""
     rendezvous = [f"--nnodes={nodes}", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-id=job"]
     rendezvous += [
         "--rdzv-conf=last_call_timeout=1"
@@ -275,7 +275,7 @@ def free_port() -> int:
     return port
 
 
-def test_two_agents_of_one_job_meet_on_one_machine(tmp_path: Path) -> None:
+def test_two_agents_of_one_job_join_on_one_machine(tmp_path: Path) -> None:
     """The second finds the port in use, and joins the first, as with torch's own rendezvous."""
     port = free_port()
     agents = [agent_of_job(tmp_path, "2", port, "--steps=1") for _ in range(2)]
