@@ -1,9 +1,8 @@
-"""Groups of ranks, one group after the other, forked from one process that has imported what they
-need: torch and DeepSpeed take longer to import than most cases take.
+"""Groups of ranks, each forked from this process, which has imported what they need: torch and
+DeepSpeed take longer to import than most cases take.
 
-    python forked_ranks.py '[[2, "X_rank", "ARGUMENT", ...], ...]'
-
-As under torchrun, the first rank that fails ends its group. Exit code 1 if one has failed.
+Reads a request per line of stdin, until its end, and answers each with a line on stdout: the exit
+code of the group. As under torchrun, the first rank that fails ends its group.
 """
 
 import gc
@@ -12,9 +11,10 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypedDict
 
 import torch
 
@@ -22,42 +22,70 @@ from launcher.parallel.rendezvous import LOOPBACK, listening_store
 from launcher.strategies.zero.engine import import_deepspeed
 
 
-def main() -> None:
-    groups = json.loads(sys.argv[1])
+class Request(TypedDict):
+    """What a group of ranks is to run: `main` of a module."""
+
+    ranks: int
+    """0: one process, started without torchrun."""
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    output: str
+    """The file that gets what they print."""
+    errors: str
+
+
+def serve() -> None:
     import_deepspeed(torch.device("cpu"))
     importlib.import_module("torch._dynamo")
-    mains = [importlib.import_module(program).main for _, program, *_ in groups]
-    gc.freeze()  # no rank searches what is imported for garbage, which would copy its pages
-    ended = [run_group(main, *group) for main, group in zip(mains, groups, strict=True)]
-    sys.exit(not all(ended))
+    for line in sys.stdin:
+        request: Request = json.loads(line)
+        main = importlib.import_module(request["module"]).main
+        gc.freeze()  # no rank searches what is imported for garbage, which would copy its pages
+        print(run_group(main, request), flush=True)
 
 
-def run_group(main: Callable[[], Any], size: int, program: str, *arguments: str) -> bool:
-    """Run `main` of PROGRAM on `size` ranks; return whether all have ended well."""
+def run_group(main: Callable[[], Any], request: Request) -> int:
+    """Run `main` on the ranks; return 0, or the exit code of the first that has failed."""
     reader, writer = os.pipe()
-    ranks = {}
-    for rank in range(size):
+    ranks: set[int] = set()
+    for rank in range(max(request["ranks"], 1)):
         if (child := os.fork()) == 0:
-            become_rank(rank, size, port=int(os.read(reader, 5)))
-            sys.argv = [program, *arguments]
+            become_process(request)
+            if request["ranks"]:
+                become_rank(rank, request["ranks"], port=int(os.read(reader, 5)))
             run(main)
-        ranks[child] = rank
+        ranks.add(child)
     # After the forks, since it has threads.
     store = listening_store(LOOPBACK, 0, nodes=1, timeout=timedelta(seconds=60))
-    os.write(writer, b"%5d" % store.port * size)
+    os.write(writer, b"%5d" % store.port * len(ranks))
     os.close(reader)
     os.close(writer)
-    well = True
+    first = 0
     while ranks:
         child, status = os.wait()
-        rank = ranks.pop(child)
-        if status and well:
-            well = False
-            code = os.waitstatus_to_exitcode(status)
-            print(f"{program}: rank {rank} ended with {code}", file=sys.stderr)
+        ranks.remove(child)
+        if status and not first:
+            first = os.waitstatus_to_exitcode(status)
             for other in ranks:
                 os.kill(other, signal.SIGKILL)
-    return well
+    return first
+
+
+def become_process(request: Request) -> None:
+    """Be as if started anew, with this environment and these arguments."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None  # found in the environment
+    sys.argv = [request["module"], *request["arguments"]]
+    for number, path, mode in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+        (2, request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+    ):
+        file = os.open(path, mode)
+        os.dup2(file, number)
+        os.close(file)
 
 
 def become_rank(rank: int, size: int, *, port: int) -> None:
@@ -70,13 +98,18 @@ def become_rank(rank: int, size: int, *, port: int) -> None:
 
 def run(main: Callable[[], Any]) -> NoReturn:
     """Call `main` and end this process, whatever happens."""
+    code = 0
     try:
         main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
+        code = 1
+    finally:
+        sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -1,11 +1,15 @@
 """Starting ranks, the small model and text that they train on, and what they report."""
 
+import atexit
+import functools
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,14 +106,70 @@ def torchrun(ranks: int, *command: str | Path, **more: str) -> "subprocess.Compl
     return run([TORCHRUN, "--nproc", str(ranks), *command], **more)
 
 
+def train(ranks: int, *flags: str, **more: str) -> "subprocess.CompletedProcess[str]":
+    """`torchrun --nproc RANKS -m launcher.train FLAGS`, or without torchrun if RANKS is 1; forked,
+    as by `run_ranks`."""
+    return forked(ranks if ranks > 1 else 0, "launcher.train", *flags, **more)
+
+
 def run_ranks(*groups: Sequence[object], **more: str) -> "subprocess.CompletedProcess[str]":
     """Groups of (ranks, NAME of NAME.py, argument, ...), one after the other, each to its end.
 
     They begin as forks of one process (`forked_ranks.py`), where torchrun would have each import
     all modules; tests of what a user starts take torchrun.
     """
-    asked = [[size, *map(str, command)] for size, *command in groups]
-    return python(HERE / "forked_ranks.py", json.dumps(asked), **more)
+    ended = [forked(*group, **more) for group in groups]
+    return subprocess.CompletedProcess(
+        [one.args for one in ended],
+        next((one.returncode for one in ended if one.returncode), 0),
+        "".join(one.stdout for one in ended),
+        "".join(one.stderr for one in ended),
+    )
+
+
+def forked(
+    ranks: object, module: object, *arguments: object, **more: str
+) -> "subprocess.CompletedProcess[str]":
+    """One group of ranks to its end, or one process if `ranks` is 0."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        request = {"ranks": ranks, "module": module, "arguments": list(map(str, arguments))}
+        request |= {
+            "environment": environment(**more),
+            "output": str(output),
+            "errors": str(errors),
+        }
+        answer = ""
+        try:
+            print(json.dumps(request), file=server.stdin, flush=True)
+            if select.select([server.stdout], [], [], TIMEOUT_S)[0]:
+                answer = server.stdout.readline()
+        finally:
+            if not answer:
+                end(server)
+                _server.cache_clear()
+        assert answer, f"{module} has not ended after {TIMEOUT_S:.0f} s, or its parent has"
+        read = [p.read_text(encoding="utf-8") if p.exists() else "" for p in (output, errors)]
+    asked = [str(part) for part in (ranks, module, *arguments)]
+    return subprocess.CompletedProcess(asked, int(answer), *read)
+
+
+@functools.cache
+def _server() -> "subprocess.Popen[str]":
+    """The process that ranks of this session's tests are forked from."""
+    path = os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parents[1])))
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "forked_ranks.py")],
+        env=environment(PYTHONPATH=path),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(server.communicate)
+    return server
 
 
 def python(*command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
@@ -128,8 +188,13 @@ def run(command: Sequence[str | Path], **more: str) -> "subprocess.CompletedProc
     try:
         output, errors = process.communicate(timeout=TIMEOUT_S)
     finally:
-        if process.poll() is None:  # torchrun's ranks, too, which have sessions of their own
-            for one in psutil.Process(process.pid).children(recursive=True):
-                one.kill()
-            process.kill()
+        if process.poll() is None:
+            end(process)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """Kill a process, and torchrun's ranks, too, which have sessions of their own."""
+    for one in psutil.Process(process.pid).children(recursive=True):
+        one.kill()
+    process.kill()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import MODEL_FLAGS, python, torchrun, write_text
+from harness import MODEL_FLAGS, python, torchrun, train, write_text
 
 STEPS = 20
 FAMILIES = {"zero2": ("--zero", "2"), "single": ("--tensor-parallel", "2")}
@@ -69,7 +69,7 @@ def test_a_run_and_its_repetition(family: str, text: Path, single: Path, tmp_pat
         return
 
     again = tmp_path / "again"
-    done = torchrun(2, "-m", "launcher.train", f"--config={out / 'config.yaml'}", f"--out={again}")
+    done = train(2, f"--config={out / 'config.yaml'}", f"--out={again}")
     assert done.returncode == 0, done.stderr
     assert values(again, "loss") == values(out, "loss")
     assert values(again, "grad_norm") == values(out, "grad_norm")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import python, torchrun
+from harness import python, train
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
@@ -177,7 +177,7 @@ def plain_loop(folder: Path, order: GlobalBatches) -> tuple[list[float], list[fl
 def command(folder: Path, out: Path) -> list[str]:
     imported = folder / "imported"
     return [
-        *("-m", "launcher.train", f"--config={imported / 'config.yaml'}", f"--resume={imported}"),
+        *(f"--config={imported / 'config.yaml'}", f"--resume={imported}"),
         *("--zero=3", "--device=cpu", f"--data={folder / 'chats.jsonl'}"),
         *(f"--tokenizer=hf:{folder}", "--document-attention", f"--seq-len={SEQ_LEN}"),
         *("--micro-batch=2", f"--global-batch={GLOBAL_BATCH}", f"--steps={STEPS}", f"--lr={LR}"),
@@ -196,7 +196,7 @@ def test_a_fine_tune_goes_on_as_a_plain_loop_of_transformers(
 ) -> None:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "cache"))
     checked(python("-m", "launcher", "import", folder, "--out", folder / "imported"))
-    checked(torchrun(2, *command(folder, tmp_path / "run")))
+    checked(train(2, *command(folder, tmp_path / "run")))
     lines = (tmp_path / "run" / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 import pytest
 from foreign_cases import ADAPTED, BOTH, CASES, GIVEN, MEASURED, MESHED, RESUMED, USERS, Case
-from harness import HERE, Results, run_ranks, selected, write_text
+from harness import Results, run_ranks, selected, write_text
 
 ALONE = {case.architecture: case for case in CASES}
 
@@ -17,8 +17,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         [ranks, "foreign_rank", folder, *(c.name for c in cases if None in asked or c in asked)]
         for ranks, cases in ((2, (*CASES, *GIVEN, *ADAPTED)), (4, MESHED))
     ]
-    more = {"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}"}
-    return Results.of(folder, run_ranks(*(g for g in groups if len(g) > 3), **more))
+    return Results.of(folder, run_ranks(*(g for g in groups if len(g) > 3)))
 
 
 @pytest.mark.parametrize("case", [*CASES, *MESHED], ids=lambda case: case.name)

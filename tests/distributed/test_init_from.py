@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import python, torchrun, write_text
+from harness import train, write_text
 
 from launcher.config.schema import DataChoice
 from launcher.data import GlobalBatches, open_corpus
@@ -63,7 +63,7 @@ def losses(done: Any, out: Path) -> list[float]:
 def single(text: Path, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "single"
     flags = flags_of(text, out, f"--init-from={llama}", "--micro-batch=8")
-    done = python("-m", "launcher.train", *flags)
+    done = train(1, *flags)
     assert f"begins with the weights of {llama}" in done.stdout
     assert len(losses(done, out)) == STEPS
     return out
@@ -100,7 +100,7 @@ def test_every_rank_begins_with_its_part(
 ) -> None:
     out = tmp_path / "run"
     flags = flags_of(text, out, f"--init-from={llama}", "--micro-batch=4", *strategy)
-    found = losses(torchrun(2, "-m", "launcher.train", *flags), out)
+    found = losses(train(2, *flags), out)
     tolerance = 1e-3 if "--optimizer=adamw8bit" in strategy else 2e-5
     assert found == pytest.approx(recorded(single), rel=tolerance)
 
@@ -110,7 +110,7 @@ def test_a_run_begins_with_another_runs_weights_and_a_new_optimizer(
 ) -> None:
     out = tmp_path / "run"
     flags = flags_of(text, out, f"--init-from={single}", "--micro-batch=4", "--zero=2")
-    found = losses(torchrun(2, "-m", "launcher.train", *flags), out)
+    found = losses(train(2, *flags), out)
     # Its first batch is the one that the other run began with, and has learnt from.
     assert len(found) == STEPS
     assert found[0] < recorded(single)[0]
@@ -130,10 +130,10 @@ def test_a_run_continues_in_another_folder_by_its_own_config(
     """Its config.yaml names --init-from, which the resumed checkpoint's weights replace."""
     first, second = tmp_path / "first", tmp_path / "second"
     flags = flags_of(text, first, f"--init-from={llama}", "--micro-batch=8", "--stop-after=2")
-    losses(python("-m", "launcher.train", *flags), first)
+    losses(train(1, *flags), first)
     own = [f"--config={first / 'config.yaml'}", f"--resume={first}"]
     more = ["--stop-after=3", f"--out={second}"]
-    done = python("-m", "launcher.train", *own, *more)
+    done = train(1, *own, *more)
     assert losses(done, second) == recorded(single)[2:]
     assert "resumed from" in done.stdout
     same = f"--init-from={llama / '..' / llama.name}"
@@ -170,7 +170,7 @@ def test_what_cannot_be_begun_with_is_refused(text: Path, llama: Path, tmp_path:
     ):
         assert sentence in refusal(flags_of(text, out, *flags))
         assert not out.exists()
-    done = python("-m", "launcher.train", *flags_of(text, out, f"--init-from={empty}"))
+    done = train(1, *flags_of(text, out, f"--init-from={empty}"))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "holds no config.json and no config.yaml" in line

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from harness import Results as Reported
-from harness import python, run_ranks, torchrun, write_text
+from harness import run_ranks, train, write_text
 from optimizer_cases import AFTER, BEFORE, KINDS, MODEL_FLAGS, PAIRS, Kind
 from optimizer_rank import begun, build, prepared_run
 from rank_loop import steps
@@ -195,8 +195,8 @@ def test_matrices_with_fewer_rows_than_ranks_are_updated(
     losses = {}
     for strategy in ("single", "fsdp"):
         out = tmp_path / strategy
-        command = ("-m", "launcher.train", *flags, f"--strategy={strategy}", f"--out={out}")
-        done = python(*command) if strategy == "single" else torchrun(ranks, *command)
+        alone = strategy == "single"
+        done = train(1 if alone else ranks, *flags, f"--strategy={strategy}", f"--out={out}")
         assert done.returncode == 0, done.stderr
         records = map(json.loads, (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines())
         losses[strategy] = [record["loss"] for record in records if record["kind"] == "step"]

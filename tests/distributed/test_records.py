@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import MODEL_FLAGS, TORCHRUN, environment, python, torchrun, write_text
+from harness import MODEL_FLAGS, TORCHRUN, environment, torchrun, train, write_text
 
 REFUSED, FAILED, PREEMPTED = 2, 4, 5
 SMALL = [*MODEL_FLAGS, "--report-to=none", "--micro-batch=2"]
@@ -86,7 +86,7 @@ def test_a_killed_run_has_the_steps_of_its_checkpoint(text: Path, tmp_path: Path
         run.communicate()
     reached = saved(out)[-1]
     (out / "rank0 (copy).jsonl").write_bytes((out / "rank0.jsonl").read_bytes())
-    done = torchrun(2, *command[3:], f"--steps={reached + 2}", "--resume=auto")
+    done = train(2, *command[5:], f"--steps={reached + 2}", "--resume=auto")
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         assert steps_of(out, rank) == list(range(1, reached + 3))
@@ -106,7 +106,7 @@ def test_a_signal_ends_the_final_test_and_the_next_life_does_only_that(
     assert "preempted after step 3" in shown
     assert read(out / "status.json")["state"] == "preempted"
     assert saved(out) == [3], "though nobody wanted it of a run that completes"
-    done = torchrun(2, "-m", "launcher.train", *flags, "--test-batches=5", "--resume=auto")
+    done = train(2, *flags, "--test-batches=5", "--resume=auto")
     assert done.returncode == 0, done.stderr
     assert steps_of(out) == [1, 2, 3]
     assert f"over {5 * 8 * 32:,} of" in done.stdout
@@ -122,7 +122,7 @@ def status_phase(out: Path) -> str | None:
 def test_max_minutes_bounds_the_final_test_too(long_text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     flags = [*SMALL, f"--data={long_text}", f"--out={out}", "--test-batches=all"]
-    done = torchrun(2, "-m", "launcher.train", *flags, "--steps=1000000", "--max-minutes=0.02")
+    done = train(2, *flags, "--steps=1000000", "--max-minutes=0.02")
     assert done.returncode == 0, done.stderr
     summary = read(out / "summary.json")
     assert summary["stopped_by"] == "max_minutes"
@@ -136,7 +136,7 @@ def test_max_minutes_bounds_the_final_test_too(long_text: Path, tmp_path: Path) 
 def test_no_test_and_no_model_when_nobody_wants_them(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     flags = [*SMALL, f"--data={text}", f"--out={out}", "--steps=2"]
-    done = python(*ALONE[1:], *flags, "--test-batches=0", "--save-every=0")
+    done = train(1, *flags, "--test-batches=0", "--save-every=0")
     assert done.returncode == 0, done.stderr
     summary = read(out / "summary.json")
     assert (summary["test_loss"], summary["perplexity"], summary["test_tokens"]) == (None, None, 0)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import harness
 import psutil
 import pytest
 from harness import MODEL_FLAGS, TORCHRUN, environment, python, run, torchrun, write_text
@@ -29,9 +30,8 @@ def saved(text: Path) -> Path:
 
 
 def train(ranks: int, out: Path, text: Path, *flags: str) -> list[dict[str, Any]]:
-    command = ["-m", "launcher.train", *MODEL_FLAGS, f"--data={text}", f"--steps={STEPS}"]
-    command += ["--global-batch=8", "--report-to=none", f"--out={out}", *flags]
-    done = python(*command) if ranks == 1 else torchrun(ranks, *command)
+    common = [*MODEL_FLAGS, f"--data={text}", f"--steps={STEPS}", "--global-batch=8"]
+    done = harness.train(ranks, *common, "--report-to=none", f"--out={out}", *flags)
     assert done.returncode == 0, done.stderr
     lines = (out / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if record["kind"] == "step"]
@@ -145,7 +145,7 @@ def test_a_stop_that_is_passed_already_is_refused(text: Path, saved: Path, tmp_p
     """Rather than to end at once, as if steps had been made."""
     flags = [*MODEL_FLAGS, f"--data={text}", "--report-to=none", f"--steps={STEPS}"]
     flags += ["--stop-after=2", f"--resume={saved}", f"--out={tmp_path / 'b'}"]
-    done = python("-m", "launcher.train", *flags)
+    done = harness.train(1, *flags)
     assert done.returncode == 2
     assert "step 2 is already reached there, and --stop-after is 2" in done.stderr
     assert done.stderr.count("\n") == 1
