@@ -20,8 +20,8 @@ from harness import (
     TIMEOUT_S,
     TORCHRUN,
     environment,
-    python,
     torchrun,
+    train,
     write_text,
 )
 from harness import run as run_command
@@ -205,7 +205,7 @@ def test_sigterm_saves_and_the_run_goes_on_in_its_folder(text: Path, tmp_path: P
     with running(text, out) as run:
         for worker in run.workers:  # which need not train meanwhile
             worker.suspend()
-        second = torchrun(2, "-m", "launcher.train", *flags(text, out), "--resume=auto")
+        second = train(2, *flags(text, out), "--resume=auto")
         for worker in run.workers:
             worker.resume()
         assert second.returncode == REFUSED
@@ -217,7 +217,7 @@ def test_sigterm_saves_and_the_run_goes_on_in_its_folder(text: Path, tmp_path: P
     assert (status["state"], status["reason"]) == ("preempted", "stopped by SIGTERM")
     reached = steps_of(out)[-1]
     more = [f"--stop-after={reached + 3}", "--resume=auto"]
-    done = torchrun(1, "-m", "launcher.train", *flags(text, out), *more)
+    done = train(1, *flags(text, out), *more)
     assert done.returncode == 0, done.stderr
     assert steps_of(out) == list(range(1, reached + 4))
     assert steps_of(out, rank=1) == list(range(1, reached + 1))
@@ -265,7 +265,7 @@ def test_restarts_do_not_take_over_the_run_that_took_the_folder(text: Path, tmp_
         while not any("RANK" in c.environ() for c in psutil.Process(slow.pid).children()):
             assert slow.poll() is None, slow.communicate()
             time.sleep(0.05)
-        first = torchrun(1, "-m", "launcher.train", *short, "--steps=3")
+        first = train(1, *short, "--steps=3")
         assert first.returncode == 0, first.stderr
         before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
         until.touch()
@@ -318,7 +318,7 @@ def test_running_out_of_memory_is_not_tried_again(text: Path, tmp_path: Path) ->
 def test_a_loss_that_stays_nan_ends_the_run(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     more = ["--lr=1e30", "--clip=0"]
-    done = torchrun(2, "-m", "launcher.train", *flags(text, out), *more)
+    done = train(2, *flags(text, out), *more)
     assert done.returncode == FAILED
     assert "training has diverged: the loss is nan from step 2 on" in done.stderr
     assert "Traceback" not in done.stderr
@@ -406,7 +406,7 @@ def test_a_run_that_is_killed_loses_what_came_after_the_clock(text: Path, tmp_pa
     steps = 10 * (reached // 10 + 3)
     more = ["--resume=auto", "--save-minutes=0.002", f"--save-every={steps - 10}"]
     more += [f"--stop-after={steps}", "--test-batches=0"]
-    done = python("-m", "launcher.train", *flags(text, out), *more)
+    done = train(1, *flags(text, out), *more)
     assert done.returncode == 0, done.stderr
     assert f"after step {reached}" in done.stdout
     assert f"saves every {steps - 10} steps, every 0.002 minutes (--save-minutes), at the end" in (

@@ -129,6 +129,7 @@ class Cluster:
         wait_for(
             f"job {job_id} to be {' or '.join(states)}",
             lambda: self.job(job_id)["JobState"] in states,
+            every_s=0.5,  # a process each time
         )
         return self.job(job_id)["JobState"]
 
@@ -226,10 +227,10 @@ class Cluster:
         shutil.rmtree(self.folder)
 
 
-def wait_for(what: str, condition: Callable[[], bool]) -> None:
+def wait_for(what: str, condition: Callable[[], bool], *, every_s: float = 0.1) -> None:
     """Poll until `condition` holds; raises TimeoutError after ten minutes."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"waited {TIMEOUT_S:.0f} s for {what}")
-        time.sleep(0.1)
+        time.sleep(every_s)

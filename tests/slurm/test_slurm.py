@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 from cluster import Cluster, wait_for, why_not
-from harness import MODEL_FLAGS, torchrun, write_text
+from harness import MODEL_FLAGS, train, write_text
 
 from launcher.compare.report.find import read_sweep
 
@@ -37,7 +37,7 @@ def wait_for_requeue(cluster: Cluster, job: str, cwd: Path) -> None:
         shown = cluster.job(job)
         return shown["Restarts"] == "1" or shown["JobState"] in ("COMPLETED", "FAILED")
 
-    wait_for(f"job {job} to be requeued", is_over)
+    wait_for(f"job {job} to be requeued", is_over, every_s=0.3)
     assert cluster.job(job)["Restarts"] == "1", (cluster.job(job), log(cwd, job))
 
 
@@ -144,7 +144,7 @@ def test_two_nodes_train_as_two_local_processes(
     assert cluster.wait_for_job(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path, job)
 
     local = tmp_path / "local"
-    done = torchrun(2, "-m", "launcher.train", *flags, "--out", local)
+    done = train(2, *flags, f"--out={local}")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / f"slurm-{job}"
     assert len(losses(run)) == 10
@@ -291,9 +291,9 @@ def test_a_signal_at_the_start_means_back_to_the_queue(
     wait_for("the moments of all jobs", each_is_signalled_at_its_moment)
     for job in jobs:
         wait_for_requeue(cluster, job, tmp_path)
+        cluster.run("scancel", job)
         assert f"stopped; job {job} is requeued" in log(tmp_path, job)
         assert not (tmp_path / "runs" / f"slurm-{job}" / "checkpoints").exists()
-        cluster.run("scancel", job)
 
 
 def test_a_killed_rank_is_started_again(cluster: Cluster, text: Path, tmp_path: Path) -> None:
