@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import harness
 import pytest
 import torch
 
@@ -40,10 +39,7 @@ PEAK = Ledger(
 def train(folder: Path, *more: str) -> "subprocess.CompletedProcess[str]":
     text = folder / "text.txt"
     text.write_text(Path(__file__).read_text() * 5)
-    command = [sys.executable, "-m", "launcher.train", *FLAGS, f"--data={text}", *more]
-    return subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
+    return harness.train(1, *FLAGS, f"--data={text}", *more)
 
 
 def test_a_traced_run_ends_with_both_sides(tmp_path: Path) -> None:

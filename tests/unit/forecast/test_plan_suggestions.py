@@ -1,12 +1,11 @@
 """Out of memory, and what would have fitted: the run that takes the first suggestion completes."""
 
 import json
-import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
+import harness
 import pytest
 
 from launcher.config.arguments import parse_run_config
@@ -45,13 +44,7 @@ def test_a_run_that_takes_the_suggestion_completes(tmp_path: Path) -> None:
     flags = f"{MODEL} --device=cpu --data={text} --micro-batch=64 --steps=3 --memory-limit=70MiB"
 
     def train(out: Path, more: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "launcher.train", *shlex.split(flags), f"--out={out}"]
-        return subprocess.run(
-            [*command, *shlex.split(more)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
+        return harness.train(1, *shlex.split(flags), f"--out={out}", *shlex.split(more))
 
     failed = train(tmp_path / "failed", "")
     assert failed.returncode == 3, failed.stderr

@@ -4,11 +4,10 @@ import dataclasses
 import json
 import math
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 import torch
 import torch.nn.functional as F
@@ -263,8 +262,7 @@ def test_an_export_is_the_same_function_in_peft(shape: Any, tmp_path: Path) -> N
 
 def train(*arguments: str, refused: bool = False) -> str:
     """A real run; what it says to stderr."""
-    command = [sys.executable, "-m", "launcher.train", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = harness.train(1, *arguments)
     assert done.returncode == (2 if refused else 0), done.stderr
     if refused:
         assert done.stderr.count("\n") == 1
