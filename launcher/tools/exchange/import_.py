@@ -21,7 +21,7 @@ from launcher.checkpoint.index import RankFile
 from launcher.checkpoint.pretrained.companions import carry_in
 from launcher.checkpoint.pretrained.peft import companions_beside, folder_beside
 from launcher.checkpoint.pretrained.source import TransformersWeights
-from launcher.checkpoint.pretrained.stored import Adapted, open_stored
+from launcher.checkpoint.pretrained.stored import Adapted, dtype_at, open_stored
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import ADAPTER_CONFIG, in_words
@@ -57,6 +57,8 @@ def import_model(folder: Path, out: Path) -> str:
         config = source.config
         tokenizer = _copy_tokenizer(folder, run, config)
         extra = _write_config(run, out, config, in_words(config), tokenizer=tokenizer)
+        if (dtype := dtype_at(folder)) is not None:
+            extra["dtype"] = dtype
         carry_in(folder, run)
         _write_checkpoint(run, source.shapes, source.parts, extra)
     return _description(folder, out, config.parameter_count, tokenizer=tokenizer)

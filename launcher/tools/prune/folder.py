@@ -12,6 +12,7 @@ from launcher.checkpoint import Checkpoint, CheckpointFolder
 from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.pretrained.companions import carry_in
 from launcher.checkpoint.pretrained.loading import Source
+from launcher.checkpoint.pretrained.stored import dtype_at
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json
 from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import in_words
@@ -57,6 +58,8 @@ def write_folder(
                 shutil.copyfile(tokenizer, run / TOKENIZER_FILE)
                 settings["tokenizer"] = str(out.absolute() / TOKENIZER_FILE)
                 extra["tokenizer"] = tokenizer_fingerprint(run / TOKENIZER_FILE)
+        if (dtype := dtype_at(Path(report["source"]))) is not None:
+            extra["dtype"] = dtype
         extra["config"] = settings
         (run / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
         write_json(run / REPORT_FILE, report)

@@ -24,6 +24,7 @@ from launcher.run.prepare import prepare
 from launcher.run.resume import open_folder
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export_cli, import_cli
+from launcher.tools.prune import prune_cli
 from launcher.util.errors import UserError
 
 transformers = pytest.importorskip("transformers")
@@ -105,6 +106,32 @@ def test_shards_come_in_and_go_out(saved: Path, tmp_path: Path) -> None:
     )
     assert not any(report.values())
     assert theirs.generation_config.eos_token_id == [0, 7]
+
+
+def test_an_import_goes_out_in_the_dtype_that_it_came_in(folder: Path, tmp_path: Path) -> None:
+    """As imported, pruned, or resumed, though its folder may be gone by then."""
+    run(export_cli.main, _imported(folder, tmp_path / "fp32"), "--out", tmp_path / "fp32-out")
+    assert _dtypes(tmp_path / "fp32-out") == {torch.float32}
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("dtype", None)
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    bf16 = _imported(folder, tmp_path / "bf16")
+    run(prune_cli.main, folder, "--out", tmp_path / "pruned", "--data=none", "--device=cpu")
+    run(prune_cli.main, bf16, "--out", tmp_path / "again", "--data=none", "--device=cpu")
+    shutil.rmtree(folder)
+    for number, name in enumerate(("bf16", "pruned", "again")):
+        out = tmp_path / f"out-{number}"
+        run(export_cli.main, tmp_path / name, "--out", out)
+        assert _dtypes(out) == {torch.bfloat16}
+
+
+def _imported(folder: Path, out: Path) -> Path:
+    run(import_cli.main, folder, "--out", out)
+    return out
+
+
+def _dtypes(folder: Path) -> set[torch.dtype]:
+    return {tensor.dtype for tensor in weights_of(folder).values()}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
