@@ -215,6 +215,14 @@ def test_templates_of_other_names_come_in_and_go_out(folder: Path, tmp_path: Pat
     assert theirs.chat_template == {"default": CHAT, "tool_use": f"TOOLS {CHAT}"}
 
 
+def test_sentencepieces_model_comes_in_and_goes_out(folder: Path, tmp_path: Path) -> None:
+    """llama.cpp's converter and others look for it first."""
+    (folder / "tokenizer.model").write_bytes(b"pieces")
+    run(import_cli.main, folder, "--out", tmp_path / "run")
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"pieces"
+
+
 def test_the_end_of_a_turn_ends_a_text_of_an_export(folder: Path, tmp_path: Path) -> None:
     """A base model's generation config does not name it, and what has learned it would run on."""
     path = folder / "generation_config.json"
