@@ -28,7 +28,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.build_inputs import materialize_whole, place_buffers
 from launcher.util.errors import UserError
-from launcher.util.hub_cache import model_folder
+from launcher.util.hub_cache import existing_model
 from launcher.util.json_file import read_json
 
 if TYPE_CHECKING:
@@ -82,12 +82,7 @@ def open_source(folder: Path) -> Iterator[Source]:
     Raises:
         UserError: the folder holds none of them, or is damaged.
     """
-    folder = model_folder(folder)
-    if not folder.exists():
-        raise UserError(
-            f"{folder}: does not exist: give a run, a checkpoint, a folder that transformers' "
-            f"save_pretrained has written, or {HUB_PREFIX}ORG/NAME"
-        )
+    folder = existing_model(folder)
     with open_stored(folder) as stored:
         require_transformers(stored.config, f"{folder}: this command")
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)

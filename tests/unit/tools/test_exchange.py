@@ -484,6 +484,15 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_name_of_the_hub_needs_its_prefix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, "import", "ORG/NAME", "--out", tmp_path / "out")
+    assert said.endswith(
+        "ORG/NAME: does not exist: give a folder that holds a model, or hf:ORG/NAME\n"
+    )
+
+
 def test_export_refuses_what_it_cannot_do(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,7 +116,7 @@ def test_an_import_goes_out_in_the_dtype_that_it_came_in(folder: Path, tmp_path:
     config.pop("dtype", None)
     (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
     bf16 = _imported(folder, tmp_path / "bf16")
-    run(prune_cli.main, folder, "--out", tmp_path / "pruned", "--data=none", "--device=cpu")
+    run(prune_cli.main, f"hf:{folder}", "--out", tmp_path / "pruned", "--data=none", "--device=cpu")
     run(prune_cli.main, bf16, "--out", tmp_path / "again", "--data=none", "--device=cpu")
     shutil.rmtree(folder)
     for number, name in enumerate(("bf16", "pruned", "again")):
