@@ -75,9 +75,10 @@ def prepare(
     if resolved.model.checkpointing.budget_bytes is not None:
         resolved = _budgeted(resolved, load_forecast, world_size=world_size)
     require_loggers(config.measure.loggers)
+    out = config.loop.out or default_run_folder(resolved)
     if not resume.reopens:
-        out = config.loop.out or default_run_folder(resolved)
         check_run_folder(out, may_be_empty=True)
+    if not resume.completed:
         check_checkpoint_room(out, resolved)
     checkpoint = None
     if resume.source is not None:
