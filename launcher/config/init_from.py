@@ -60,6 +60,8 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
         for name in {*LORA, "quantize_base"}.difference(given):
             fields.pop(name, None)
     changes: dict[str, Any] = words | fields
+    if "context" in fields and "window" not in fields:
+        changes["window"] = _window_at(fields["context"], folder, model, config.model.decoder)
     if config.data.tokenizer == "bpe" and (found := _tokenizer_in(folder, read_config)) is not None:
         changes["tokenizer"] = found
     return config.replace(**changes)
@@ -163,6 +165,13 @@ def _check_shape(
             f"--model {choice.model} ({here}) differs from --init-from {folder} ({there}): leave "
             "--model out, or give a folder of that model"
         )
+
+
+def _window_at(context: int, folder: Path, model: ModelConfig, by: DecoderChoice) -> int | None:
+    """Return a model's window at another context: None where it hides nothing there."""
+    if (folder / HF_CONFIG).is_file() and not isinstance(model, ForeignConfig):
+        return decoder_of(folder / HF_CONFIG, by, {"context": context}).window
+    return None if model.window is None or model.window >= context - 1 else model.window
 
 
 def _check_adapters(config: RunConfig, model: ModelConfig, given: Collection[str]) -> None:

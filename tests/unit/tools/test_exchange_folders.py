@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.checkpoint.pretrained.source import TransformersWeights
+from launcher.config.arguments import parse_run_config
 from launcher.config.families import read_hf_config
 from launcher.data.files import template_files
 from launcher.data.tokenizer import train_bpe
@@ -344,6 +345,39 @@ def test_a_window_is_what_it_hides(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | changes))
     assert read_hf_config(tmp_path).window == window
+
+
+@pytest.mark.parametrize("flag", ["--model", "--init-from"])
+@pytest.mark.parametrize(
+    ("sliding", "context", "window"),
+    [(16, 8, None), (16, 16, None), (16, 24, 15), (16, 64, 15), (32, 64, 31), (48, 64, 47)],
+)
+def test_a_window_at_another_context_is_what_it_hides_there(
+    flag: str, sliding: int, context: int, window: int | None, tmp_path: Path
+) -> None:
+    """Its own context is 32, where a window of 32 hides nothing."""
+    document = SHAPE | {"model_type": "mistral", "sliding_window": sliding}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    config = parse_run_config([f"{flag}={tmp_path}", f"--context={context}"])
+    assert (built := config.model.build()).window == window
+    assert built.context == context
+    config = parse_run_config([f"{flag}={tmp_path}", f"--context={context}", "--window=5"])
+    assert config.model.build().window == 5
+
+
+@pytest.mark.parametrize(("context", "window"), [(8, None), (64, 16)])
+def test_a_runs_window_at_another_context(context: int, window: int | None, tmp_path: Path) -> None:
+    shape = "{layers: 1, heads: 2, d_model: 16, position: rope, context: 32, window: 16}"
+    (tmp_path / "config.yaml").write_text(shape)
+    config = parse_run_config([f"--init-from={tmp_path}", f"--context={context}"])
+    assert config.model.build().window == window
+
+
+def test_gpt2_takes_another_context(tmp_path: Path) -> None:
+    """Its config.json has another word for it."""
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **shape}))
+    assert parse_run_config([f"--model={tmp_path}", "--context=64"]).model.build().context == 64
 
 
 def test_older_words_for_rotary_frequencies(tmp_path: Path) -> None:
