@@ -17,11 +17,14 @@ from typing import Any
 import torch
 import yaml
 
+from launcher.checkpoint.store import candidates
 from launcher.config.resolve import Resolved
+from launcher.config.schema import RunConfig
+from launcher.data.files import TOKENIZER_FILE
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.strategies import variant_of
 from launcher.util.errors import ExitCode, Failure, UserError, tell
-from launcher.util.files import FolderLock, is_empty, replace_text
+from launcher.util.files import FolderLock, is_empty, replace_text, run_folder_of
 from launcher.util.json_file import json_object
 from launcher.util.packages import version_of
 
@@ -255,3 +258,13 @@ def _free_name(path: Path) -> Path:
     while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     return kept
+
+
+def with_kept_tokenizer(config: RunConfig, source: Path | None) -> RunConfig:
+    """Return the config with the resumed run's copy of its tokenizer, where the file that
+    config.yaml names is gone: an import may have been moved, or removed once it was trained."""
+    given = Path(config.data.tokenizer).expanduser()
+    if source is None or given.suffix != ".json" or given.exists():
+        return config
+    own = run_folder_of(candidates(source)[0]) / TOKENIZER_FILE
+    return config.replace(tokenizer=str(own)) if own.is_file() else config
