@@ -19,6 +19,7 @@ from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import CUSTOM, NAMED, named
 from launcher.util.errors import UserError, naming, refused
+from launcher.util.files import run_folder_of
 from launcher.util.flags import as_flags, flag
 from launcher.util.hub_cache import HUB_PREFIX
 
@@ -192,7 +193,7 @@ def _check_adapters(config: RunConfig, model: ModelConfig, given: Collection[str
 
 def run_of(folder: Path) -> Path | None:
     """Return the run folder of a run folder or of one of its checkpoints."""
-    places = (folder, folder.absolute().parent.parent)
+    places = (folder, run_folder_of(folder))
     return next((place for place in places if (place / _RUN_CONFIG).is_file()), None)
 
 

@@ -28,6 +28,7 @@ from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export_cli, import_cli
+from launcher.util.files import run_folder_of
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"
@@ -298,6 +299,17 @@ def test_a_checkpoint_that_its_living_run_removes_is_not_damaged(
     gone = folder / "checkpoints" / "step-00000005"
     said = refusal(capsys, *arguments[:1], gone, *arguments[2:], "--out", tmp_path / "none")
     assert f"checkpoint {gone} is not there: never saved, or removed since" in said
+
+
+def test_a_link_to_a_checkpoint_finds_its_run(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "best").symlink_to(finished / "checkpoints" / "step-00000003")
+    assert run("export", tmp_path / "best", "--out", tmp_path / "out") == 0
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    elsewhere = tmp_path / "run" / "checkpoints" / "step-00000003"  # moved to a larger disk
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.symlink_to(finished / "checkpoints" / "step-00000003")
+    assert run_folder_of(tmp_path / "best") == finished
+    assert run_folder_of(elsewhere) == tmp_path / "run"
 
 
 def test_bare_weights_have_our_names(finished: Path, tmp_path: Path) -> None:
