@@ -44,6 +44,8 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
     """
     folder = config.model.init_from
     assert folder is not None
+    if config.model.lora_rank is None and not folder.exists() and _has_saved(config):
+        return config.replace(init_from=None)
     with naming("--init-from"):
         if is_function(config.model.decoder):
             raise UserError(
@@ -66,6 +68,14 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
     if config.data.tokenizer == "bpe" and (found := _tokenizer_in(folder, read_config)) is not None:
         changes["tokenizer"] = found
     return config.replace(**changes)
+
+
+def _has_saved(config: RunConfig) -> bool:
+    """Return whether a run resumes from weights of its own: what it began with may be gone."""
+    out, resume = config.loop.out, config.loop.resume
+    if resume != Path("auto"):
+        return resume is not None
+    return out is not None and any((out / "checkpoints").glob("step-*"))
 
 
 def _model_in(

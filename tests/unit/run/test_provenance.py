@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,22 @@ def test_the_runs_own_copy_replaces_a_tokenizer_that_is_gone(text: Path, tmp_pat
     own.unlink()
     with pytest.raises(UserError, match="there is no tokenizer"):
         prepared(text, *flags, resume)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_what_a_run_began_with_may_be_gone_once_it_has_saved(
+    auto: bool, run: Path, text: Path, tmp_path: Path
+) -> None:
+    flags = [*BYTE, f"--init-from={tmp_path / 'gone'}"]
+    flags += ["--resume=auto", f"--out={tmp_path / 'own'}"] if auto else [f"--resume={run}"]
+    if auto:
+        with pytest.raises(UserError, match=r"--init-from .*gone: is no folder"):
+            prepared(text, *flags)
+        shutil.copytree(run, tmp_path / "own")
+        (tmp_path / "own" / "config.yaml").touch()
+    assert prepared(text, *flags).resume.source is not None
+    with pytest.raises(UserError, match=r"--init-from .*gone: is no folder"):
+        prepared(text, *flags, "--lora-rank=2")  # adapters need them
 
 
 def test_how_a_tokenizer_is_spelled_does_not_matter(tmp_path: Path) -> None:
