@@ -217,7 +217,8 @@ class Checkpoint(Contents):
         if sorted(kinds) != sorted(self.kinds) or sorted(counters) != sorted(self.counters):
             raise UserError(
                 f"checkpoint {self.path}: holds optimizer states {_states(self.kinds)} and this "
-                f"run's optimizer has {_states(kinds)}; use the optimizer of the run that saved it"
+                f"run's optimizer has {_states(kinds)}; use the optimizer of the run that saved "
+                "it, or --init-from in place of --resume to begin with a new one"
             )
 
     def check_own_shapes(self, own_shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:
