@@ -25,7 +25,7 @@ from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run.capacity import check_checkpoint_room, check_minimum_memory, check_offload
 from launcher.run.forecast_protocol import LoadForecast
 from launcher.run.resume import AUTO, Resume, find_resume
-from launcher.run.run_folder import default_run_folder, with_kept_tokenizer
+from launcher.run.run_folder import default_run_folder, with_own_inputs
 from launcher.strategies import strategy_of
 from launcher.strategies.base import missing_library
 from launcher.util.errors import UserError, naming
@@ -64,7 +64,7 @@ def prepare(
     libraries_say(config.loop.log_level)
     resume = find_resume(config.loop, os.environ)
     saved = saved_by(resume.source)
-    config = with_kept_tokenizer(config, resume.source)
+    config = with_own_inputs(config, resume.source, saved)
     check_weights_source(config, saved)
     config, recipe = with_recipe(config, saved)
     if config.data.leaves_micro_batch_open:

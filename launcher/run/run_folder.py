@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -27,6 +27,9 @@ from launcher.util.errors import ExitCode, Failure, UserError, tell
 from launcher.util.files import FolderLock, is_empty, replace_text, run_folder_of
 from launcher.util.json_file import json_object
 from launcher.util.packages import version_of
+
+if TYPE_CHECKING:
+    from launcher.checkpoint.extra import Extra
 
 LAUNCH = "launch"
 """Key of the launch's identity in `environment.json`."""
@@ -260,11 +263,16 @@ def _free_name(path: Path) -> Path:
     return kept
 
 
-def with_kept_tokenizer(config: RunConfig, source: Path | None) -> RunConfig:
-    """Return the config with the resumed run's copy of its tokenizer, where the file that
-    config.yaml names is gone: an import may have been moved, or removed once it was trained."""
-    given = Path(config.data.tokenizer).expanduser()
-    if source is None or given.suffix != ".json" or given.exists():
+def with_own_inputs(config: RunConfig, source: Path | None, saved: "Extra") -> RunConfig:
+    """Return the config with what the resumed run began with, where config.yaml no longer leads
+    there: its copy of a tokenizer file that is gone, as that of an import which was removed since;
+    and the checkpoint beside which its adapters were trained, whose run may have saved others."""
+    given, beside = Path(config.data.tokenizer).expanduser(), config.model.init_from
+    if source is not None and given.suffix == ".json" and not given.exists():
+        own = run_folder_of(candidates(source)[0]) / TOKENIZER_FILE
+        config = config.replace(tokenizer=str(own)) if own.is_file() else config
+    base = saved.get("base")
+    if beside is None or base is None or base.path is None or not Path(base.path).exists():
         return config
-    own = run_folder_of(candidates(source)[0]) / TOKENIZER_FILE
-    return config.replace(tokenizer=str(own)) if own.is_file() else config
+    of_it = run_folder_of(Path(base.path)) == beside.absolute()
+    return config.replace(init_from=Path(base.path)) if of_it else config

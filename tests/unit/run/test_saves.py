@@ -66,6 +66,8 @@ def test_adapters_name_the_weights_that_they_began_beside(world: World, tmp_path
     saves.after_training(1, adapted, preempted=False)
     recorded = Checkpoint.open(tmp_path / "own" / "checkpoints" / "step-00000001").extra["base"]
     assert recorded.path == str(beside)
+    again = (f"--init-from={tmp_path / 'base'}", "--lora-rank=2", f"--resume={tmp_path / 'own'}")
+    assert prepared(tmp_path, *again).resolved.config.model.init_from == beside
 
 
 def test_all_ranks_begin_with_the_main_ones_newest_checkpoint_of_a_living_run(
