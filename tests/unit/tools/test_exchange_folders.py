@@ -224,6 +224,26 @@ def test_sentencepieces_model_comes_in_and_goes_out(folder: Path, tmp_path: Path
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"pieces"
 
 
+@pytest.mark.parametrize(
+    ("verb", "flags"), [(import_cli.main, []), (prune_cli.main, ["--data=none", "--device=cpu"])]
+)
+def test_a_tokenizer_of_older_files_is_kept(
+    verb: Any, flags: list[str], folder: Path, tmp_path: Path
+) -> None:
+    """The folder that it came from may be gone by the time that the run is used."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in model["merges"]))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    expected = transformers.AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"]
+    run(verb, folder, "--out", tmp_path / "run", *flags)
+    shutil.rmtree(folder)
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs(TEXT)["input_ids"] == expected
+
+
 def test_the_end_of_a_turn_ends_a_text_of_an_export(folder: Path, tmp_path: Path) -> None:
     """A base model's generation config does not name it, and what has learned it would run on."""
     path = folder / "generation_config.json"
