@@ -26,6 +26,8 @@ from launcher.util.hub_cache import HUB_PREFIX
 HF_CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 _RUN_CONFIG = "config.yaml"
+_OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
+"""Files that transformers wrote before tokenizer.json."""
 
 
 ReadConfig = Callable[[Path], Mapping[str, Any]]
@@ -212,11 +214,19 @@ def _is_limit(name: str, model: ModelConfig) -> bool:
     return name == "context" and model.position == "rope"
 
 
+def tokenizer_in(folder: Path) -> str | None:
+    """Return the tokenizer of a folder of transformers, if it has one."""
+    if (folder / TOKENIZER).is_file():
+        return str(folder / TOKENIZER)
+    older = any((folder / name).is_file() for name in _OLDER_TOKENIZERS)
+    return f"{HUB_PREFIX}{folder.absolute()}" if older else None
+
+
 def _tokenizer_in(folder: Path, read_config: ReadConfig) -> str | None:
     run = run_of(folder)
     for place in (folder, run):
-        if place is not None and (place / TOKENIZER).is_file():
-            return str(place / TOKENIZER)
+        if place is not None and (found := tokenizer_in(place)) is not None:
+            return found
     if run is None:
         return None
     named: str | None = read_config(run / _RUN_CONFIG).get("tokenizer")

@@ -20,7 +20,7 @@ import yaml
 from launcher.checkpoint.store import candidates
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
-from launcher.data.files import TOKENIZER_FILE
+from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.strategies import variant_of
 from launcher.util.errors import ExitCode, Failure, UserError, tell
@@ -267,8 +267,9 @@ def with_own_inputs(config: RunConfig, source: Path | None, saved: "Extra") -> R
     """Return the config with what the resumed run began with, where config.yaml no longer leads
     there: its copy of a tokenizer file that is gone, as that of an import which was removed since;
     and the checkpoint beside which its adapters were trained, whose run may have saved others."""
-    given, beside = Path(config.data.tokenizer).expanduser(), config.model.init_from
-    if source is not None and given.suffix == ".json" and not given.exists():
+    given = Path(config.data.tokenizer.removeprefix(HUB_PREFIX)).expanduser()
+    is_path, beside = given.suffix == ".json" or given.is_absolute(), config.model.init_from
+    if source is not None and is_path and not given.exists():
         own = run_folder_of(candidates(source)[0]) / TOKENIZER_FILE
         config = config.replace(tokenizer=str(own)) if own.is_file() else config
     base = saved.get("base")

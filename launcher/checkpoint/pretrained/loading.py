@@ -19,9 +19,8 @@ from launcher.checkpoint.pretrained.peft import companions_beside
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
-from launcher.config.init_from import HF_CONFIG
+from launcher.config.init_from import HF_CONFIG, tokenizer_in
 from launcher.config.transformers_config import require_own, require_transformers
-from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.build import new_decoder, prepare
 from launcher.model.config import ModelConfig
@@ -33,9 +32,6 @@ from launcher.util.json_file import read_json
 
 if TYPE_CHECKING:
     from launcher.model.foreign.decoder import ForeignDecoder
-
-_OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
-"""Files that transformers wrote before tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,19 +85,11 @@ def open_source(folder: Path) -> Iterator[Source]:
         checkpoint = model.checkpoint
         if checkpoint is None:
             beside = folder if (folder / HF_CONFIG).is_file() else companions_beside(folder)
-            tokenizer = partial(_tokenizer_in, beside)
+            tokenizer = partial(tokenizer_in, beside)
         else:
             beside = checkpoint.run_folder
             tokenizer = partial(choose_tokenizer, checkpoint, None)
         yield Source(config=model.config, read=model.read, tokenizer=tokenizer, beside=beside)
-
-
-def _tokenizer_in(folder: Path) -> str | None:
-    """Return the tokenizer of a folder of transformers, if it has one."""
-    if (folder / TOKENIZER_FILE).exists():
-        return str(folder / TOKENIZER_FILE)
-    older = any((folder / name).exists() for name in _OLDER_TOKENIZERS)
-    return f"{HUB_PREFIX}{folder}" if older else None
 
 
 def _ends_in(folder: Path, vocab_size: int) -> set[int]:

@@ -16,7 +16,7 @@ from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.config.arguments import parse_run_config
 from launcher.config.families import read_hf_config
 from launcher.data.files import template_files
-from launcher.data.tokenizer import train_bpe
+from launcher.data.tokenizer import load_encoder, train_bpe
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -237,6 +237,8 @@ def test_a_tokenizer_of_older_files_is_kept(
     (folder / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in model["merges"]))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     expected = transformers.AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"]
+    named = parse_run_config([f"--init-from={folder}"]).data.tokenizer
+    assert load_encoder(named).encode([TEXT])[0] == expected
     run(verb, folder, "--out", tmp_path / "run", *flags)
     shutil.rmtree(folder)
     run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
