@@ -35,7 +35,7 @@ from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import trained_shapes
-from launcher.util.hub_cache import HUB_PREFIX
+from launcher.util.hub_cache import HUB_PREFIX, existing_model
 
 _PART = re.compile(r"^(?:blocks\.\d+|\w+)")
 """Prefix of a parameter's name: its block, or `wte`, `wpe`, `ln_f` or `head`."""
@@ -51,6 +51,7 @@ def import_model(folder: Path, out: Path) -> str:
         UserError: an unsupported model, or files that are missing or damaged.
     """
     check_run_folder(out)
+    folder = existing_model(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         return _import_adapter(folder, out)
     with TransformersWeights(folder) as source, new_folder(out) as run:
