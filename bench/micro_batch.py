@@ -37,7 +37,7 @@ FLAGS = (
 )
 WITHIN = 1.03
 TEXT_BYTES = 400_000
-FOUND = re.compile(r"--micro-batch auto: (\d+), found with (\d+) trials in (\d+) s")
+FOUND = re.compile(r"--micro-batch auto: (\d+), found with (\d+) trials? in (\d+) s")
 
 
 def main() -> None:

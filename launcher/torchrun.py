@@ -163,7 +163,7 @@ def _prepare_folder(args: Any, nodes: int, ranks_per_node: int) -> Path | None:
                 "number that it finds on one of them"
             )
         args.training_script_args = find_micro_batch(
-            args.training_script_args, prepared.resolved, ranks=ranks_per_node
+            args.training_script_args, prepared, ranks=ranks_per_node
         )
         prepared = check(args.training_script_args)
     elif prepared.micro_batch_open and nodes == 1:

@@ -131,7 +131,7 @@ def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
         if prepared.micro_batch_open:
             argv = plan_micro_batch(argv, ranks=1)
         else:
-            argv = find_micro_batch(argv, prepared.resolved, ranks=1)
+            argv = find_micro_batch(argv, prepared, ranks=1)
     except UserError as error:
         refuse(error)
     except Stopped as stopped:

@@ -52,6 +52,8 @@ class Extra(TypedDict, total=False):
     """Fingerprint of the tokenizer whose ids the model knows; since 0.2."""
     base: Base
     """Weights beside the adapters, if the model has any."""
+    dtype: Annotated[str, MinLen(1)]
+    """Of the weights that the run began with, as config.json names it."""
     pruned: Mapping[str, Any]
     """Report of shardscale prune, if it made the checkpoint."""
     corpus: Annotated[str, MinLen(1)]

@@ -26,6 +26,7 @@ from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import OPTIMIZERS, checkpointed, states_of
 from launcher.strategies.flat_shards import MASK, PARAM
 from launcher.util.errors import UserError
+from launcher.util.files import run_folder_of
 
 _POSITIONS = "wpe.weight"
 ELEMENT_BYTES = 4  # of fp32, as which everything but masks is stored
@@ -95,7 +96,7 @@ class Checkpoint(Contents):
     @property
     def run_folder(self) -> Path:
         """Folder of the run that saved it."""
-        return self.path.absolute().parent.parent
+        return run_folder_of(self.path)
 
     @property
     def size_bytes(self) -> int:
@@ -216,7 +217,8 @@ class Checkpoint(Contents):
         if sorted(kinds) != sorted(self.kinds) or sorted(counters) != sorted(self.counters):
             raise UserError(
                 f"checkpoint {self.path}: holds optimizer states {_states(self.kinds)} and this "
-                f"run's optimizer has {_states(kinds)}; use the optimizer of the run that saved it"
+                f"run's optimizer has {_states(kinds)}; use the optimizer of the run that saved "
+                "it, or --init-from in place of --resume to begin with a new one"
             )
 
     def check_own_shapes(self, own_shapes: Mapping[str, Mapping[str, tuple[int, ...]]]) -> None:

@@ -19,12 +19,15 @@ from launcher.model.config import WHAT_IT_COMPUTES, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.sizes import CUSTOM, NAMED, named
 from launcher.util.errors import UserError, naming, refused
+from launcher.util.files import run_folder_of
 from launcher.util.flags import as_flags, flag
 from launcher.util.hub_cache import HUB_PREFIX
 
 HF_CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 _RUN_CONFIG = "config.yaml"
+_OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
+"""Files that transformers wrote before tokenizer.json."""
 
 
 ReadConfig = Callable[[Path], Mapping[str, Any]]
@@ -43,6 +46,8 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
     """
     folder = config.model.init_from
     assert folder is not None
+    if config.model.lora_rank is None and not folder.exists() and _has_saved(config):
+        return config.replace(init_from=None)
     with naming("--init-from"):
         if is_function(config.model.decoder):
             raise UserError(
@@ -60,9 +65,19 @@ def adopt(config: RunConfig, given: Collection[str], read_config: ReadConfig) ->
         for name in {*LORA, "quantize_base"}.difference(given):
             fields.pop(name, None)
     changes: dict[str, Any] = words | fields
+    if "context" in fields and "window" not in fields:
+        changes["window"] = _window_at(fields["context"], folder, model, config.model.decoder)
     if config.data.tokenizer == "bpe" and (found := _tokenizer_in(folder, read_config)) is not None:
         changes["tokenizer"] = found
     return config.replace(**changes)
+
+
+def _has_saved(config: RunConfig) -> bool:
+    """Return whether a run resumes from weights of its own: what it began with may be gone."""
+    out, resume = config.loop.out, config.loop.resume
+    if resume != Path("auto"):
+        return resume is not None
+    return out is not None and any((out / "checkpoints").glob("step-*"))
 
 
 def _model_in(
@@ -165,6 +180,13 @@ def _check_shape(
         )
 
 
+def _window_at(context: int, folder: Path, model: ModelConfig, by: DecoderChoice) -> int | None:
+    """Return a model's window at another context: None where it hides nothing there."""
+    if (folder / HF_CONFIG).is_file() and not isinstance(model, ForeignConfig):
+        return decoder_of(folder / HF_CONFIG, by, {"context": context}).window
+    return None if model.window is None or model.window >= context - 1 else model.window
+
+
 def _check_adapters(config: RunConfig, model: ModelConfig, given: Collection[str]) -> None:
     """Reject flags of other adapters than those that the folder holds."""
     if model.lora is None:
@@ -183,7 +205,7 @@ def _check_adapters(config: RunConfig, model: ModelConfig, given: Collection[str
 
 def run_of(folder: Path) -> Path | None:
     """Return the run folder of a run folder or of one of its checkpoints."""
-    places = (folder, folder.absolute().parent.parent)
+    places = (folder, run_folder_of(folder))
     return next((place for place in places if (place / _RUN_CONFIG).is_file()), None)
 
 
@@ -192,11 +214,19 @@ def _is_limit(name: str, model: ModelConfig) -> bool:
     return name == "context" and model.position == "rope"
 
 
+def tokenizer_in(folder: Path) -> str | None:
+    """Return the tokenizer of a folder of transformers, if it has one."""
+    if (folder / TOKENIZER).is_file():
+        return str(folder / TOKENIZER)
+    older = any((folder / name).is_file() for name in _OLDER_TOKENIZERS)
+    return f"{HUB_PREFIX}{folder.absolute()}" if older else None
+
+
 def _tokenizer_in(folder: Path, read_config: ReadConfig) -> str | None:
     run = run_of(folder)
     for place in (folder, run):
-        if place is not None and (place / TOKENIZER).is_file():
-            return str(place / TOKENIZER)
+        if place is not None and (found := tokenizer_in(place)) is not None:
+            return found
     if run is None:
         return None
     named: str | None = read_config(run / _RUN_CONFIG).get("tokenizer")

@@ -1,6 +1,7 @@
 """Section of RunConfig that selects the decoder."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -185,7 +186,7 @@ class ModelChoice:
             return None
         require_range("--lora-rank", self.lora_rank, 1, MOST_RANK)
         require_at_most(self, "lora_alpha", most=MOST_ALPHA)
-        names = tuple(name.strip() for name in self.lora_targets.split(","))
+        names = _in_order(name.strip() for name in self.lora_targets.split(","))
         with refused(ValueError):
             return Lora(
                 rank=self.lora_rank,
@@ -204,9 +205,15 @@ def adapter_flags(lora: Lora | None) -> dict[str, Any]:
         "lora_rank": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "lora_targets": ",".join(lora.targets),
+        "lora_targets": ",".join(_in_order(lora.targets)),
         "rslora": lora.rslora,
     }
+
+
+def _in_order(targets: Iterable[str]) -> tuple[str, ...]:
+    """Return targets of adapters in one order: proj,qkv are the same as qkv,proj."""
+    order: dict[str, int] = {target: number for number, target in enumerate(PROJECTIONS)}
+    return tuple(sorted(targets, key=lambda target: (order.get(target, len(order)), target)))
 
 
 def part_of(model: shapes.ModelConfig, ranks: int, index: int = -1) -> shapes.ModelConfig:

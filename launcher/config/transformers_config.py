@@ -21,6 +21,7 @@ BY_NAME: Final = ("auto", "own", "transformers")
 """Values of `--decoder`, beside functions of users."""
 CONFIG: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
+_CONTEXT: Final = "max_position_embeddings"
 _KEPT: Final = frozenset(
     {"attention", "activation_checkpointing", "loss_chunk", "lora", "quantize_base"}
 )
@@ -101,10 +102,16 @@ def _decoder(
     if by == "own" or (by == "auto" and document.get("model_type") in FAMILIES):
         try:
             family = family_of(document, path)
-            return dataclasses.replace(family.read(document, path), **options)
+            config = family.read(document, path)
         except UserError:
             if by == "own":  # with auto, transformers computes it
                 raise
+        else:
+            if "context" in options and _CONTEXT in document:
+                # a window that hides something at one context hides nothing at a shorter one
+                resized = family.read({**document, _CONTEXT: options["context"]}, path)
+                options = {"window": resized.window, **options}
+            return dataclasses.replace(config, **options)
     return _foreign(document, options)
 
 

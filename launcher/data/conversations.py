@@ -6,7 +6,7 @@ import functools
 from typing import Any, Final
 
 from launcher.data.chat import ChatTemplate
-from launcher.data.formats import Form, ReadExample, is_messages, string_of, with_prompt
+from launcher.data.formats import Document, Form, ReadExample, is_messages, string_of, with_prompt
 from launcher.util.errors import UserError
 
 # github.com/tatsu-lab/stanford_alpaca, train.py: PROMPT_DICT.
@@ -31,6 +31,20 @@ def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
     Raises:
         UserError: conversations, and `--tokenizer` has no chat template.
     """
+    read = _reader_of(form, tokenizer, data)
+
+    def checked(record: dict[str, Any], where: str) -> Document:
+        if record.get("label") is False:  # TRL's and LLaMA-Factory's mark of a bad answer (KTO)
+            raise UserError(
+                f"{where}: 'label' is false, so its answer is a bad one, which fine-tuning would "
+                "learn: keep only the examples whose label is true"
+            )
+        return read(record, where)
+
+    return checked
+
+
+def _reader_of(form: Form, tokenizer: str, data: str) -> ReadExample:
     if form == "completions":
         # The columns of a dataset do not say that they hold messages.
         template_of = functools.cache(lambda: ChatTemplate.of(tokenizer, data))

@@ -38,7 +38,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 _BESIDE_TOKENIZER = (
     *(TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json"),
-    CHAT_TEMPLATE_FILE,
+    *(CHAT_TEMPLATE_FILE, "tokenizer.model"),  # sentencepiece's, which llama.cpp converts
 )
 _NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 META_FILE = "meta.json"

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from launcher.config.arguments import parse_run_config, with_micro_batch
-from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.forecast.candidates import run_of
 from launcher.forecast.fit import Room, needed_bytes
 from launcher.forecast.micro_batch_cache import MicroBatchCache, free_on_gpus
 from launcher.forecast.trials import Trials
 from launcher.measure.host_memory import available_host_bytes
+from launcher.run.prepare import Prepared
 from launcher.util.sizes import MIB, gib, parse_bytes
 
 LARGEST: Final = 2**17
@@ -63,27 +63,28 @@ def plan_micro_batch(argv: Sequence[str], *, ranks: int) -> list[str]:
     return with_micro_batch(argv, size)
 
 
-def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> list[str]:
+def find_micro_batch(argv: Sequence[str], prepared: Prepared, *, ranks: int) -> list[str]:
     """Return the arguments with the largest micro-batch that runs in place of `auto`.
 
     Trials are separate processes, so that the run itself starts with unfragmented memory. If not
     even the smallest runs, it is taken all the same: the run will report the shortfall.
 
     Args:
-        resolved: the config of `argv` at the smallest micro-batch.
+        prepared: the run of `argv` at the smallest micro-batch.
 
     Raises:
         UserError: a trial fails for another reason than memory.
     """
     started_s = time.monotonic()
     asked = parse_run_config(argv, world_size=ranks)
+    resolved, train = prepared.resolved, prepared.corpus.train
     room = room_of(asked, resolved.config.loop.device, ranks)
-    cache = MicroBatchCache(asked, room.gpu, ranks)
+    sizes = sizes_of(asked, ranks, train.sequence_count(resolved.seq_len))
+    cache = MicroBatchCache(asked, room.gpu, ranks, sizes[-1])
     if known := cache.get(room.size_bytes):
         size, date = known
         _say(f"--micro-batch auto: {size}, as found on {date} for this configuration")
         return with_micro_batch(argv, size)
-    sizes = sizes_of(asked, ranks)
     start = _planned(asked, sizes, room, ranks)
     with Trials.of(_limited(argv, asked, room), ranks=ranks) as trials:
 
@@ -100,7 +101,8 @@ def find_micro_batch(argv: Sequence[str], resolved: Resolved, *, ranks: int) -> 
             "out-of-memory report shows the shortfall"
         )
         return with_micro_batch(argv, sizes[0])
-    _say(f"--micro-batch auto: {most}, found with {trials.count} trials in {spent_s:.0f} s")
+    tried = "1 trial" if trials.count == 1 else f"{trials.count} trials"
+    _say(f"--micro-batch auto: {most}, found with {tried} in {spent_s:.0f} s")
     cache.save(most, room.size_bytes)
     return with_micro_batch(argv, most)
 
@@ -146,12 +148,13 @@ def estimate(sizes: Sequence[int], room_bytes: int, needed: Callable[[int], int]
     return sizes[bisect.bisect_right(sizes, wanted) - 1]
 
 
-def sizes_of(asked: RunConfig, ranks: int) -> Sequence[int]:
-    """Return the possible micro-batches: any, or the divisors of a rank's share of the batch."""
-    total = asked.data.global_batch
+def sizes_of(asked: RunConfig, ranks: int, epoch: int = LARGEST) -> Sequence[int]:
+    """Return the possible micro-batches: the divisors of a rank's share of the global batch, or
+    any up to its share of the `epoch` sequences to train on, which a larger one would repeat."""
+    total, data_ranks = asked.data.global_batch, asked.sharding.data_ranks(ranks)
     if total is None:
-        return range(1, LARGEST + 1)
-    share = total // asked.sharding.data_ranks(ranks)
+        return range(1, min(LARGEST, max(1, epoch // data_ranks)) + 1)
+    share = total // data_ranks
     return [n for n in range(1, share + 1) if share % n == 0]
 
 

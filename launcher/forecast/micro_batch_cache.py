@@ -62,7 +62,7 @@ def free_on_gpus() -> tuple[str, int]:
 class MicroBatchCache:
     """Result for one configuration on one kind of machine with one set of versions."""
 
-    def __init__(self, config: RunConfig, gpu: str | None, ranks: int) -> None:
+    def __init__(self, config: RunConfig, gpu: str | None, ranks: int, most: int) -> None:
         self._key = {
             "schema_version": SCHEMA_VERSION,
             "config": {k: v for k, v in config.flat().items() if k not in WITHOUT_EFFECT},
@@ -70,6 +70,7 @@ class MicroBatchCache:
             "model": repr(config.model.build()),
             "deepspeed": passed_on(config.sharding.deepspeed),
             "ranks": ranks,
+            "most": most,  # data that has grown since allows more
             "gpu": gpu,
             "rehearsal": is_rehearsal(),
             "cpus": os.cpu_count(),

@@ -20,6 +20,7 @@ from typing import Any
 from launcher.measure.phases import PhaseTimes
 from launcher.measure.records import GpuRecord
 from launcher.util.errors import UserError
+from launcher.util.files import replace_text
 from launcher.util.packages import how_to_install
 from launcher.util.sizes import GIB
 
@@ -144,9 +145,10 @@ def require_loggers(names: Sequence[str]) -> None:
 
 def _kept_id(path: Path, new: Callable[[], str]) -> str:
     """Return the id that an earlier attempt stored in `path`, or store a new one."""
-    if not path.exists():
-        path.write_text(new(), encoding="utf-8")
-    return path.read_text(encoding="utf-8")
+    known = path.read_text(encoding="utf-8") if path.exists() else ""
+    if not known:  # a kill or a full disk left it empty before ids were written as a whole
+        replace_text(path, known := new())
+    return known
 
 
 class Loggers:

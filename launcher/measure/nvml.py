@@ -223,10 +223,15 @@ def _handle(uuid: str) -> Any:
     try:
         return call("nvmlDeviceGetHandleByUUID", uuid)
     except NvmlFault as fault:
-        # From CUDA 13 on, the runtime returns a MIG instance's own UUID with the prefix GPU-.
-        if fault.code != NOT_FOUND or not uuid.startswith("GPU-"):
+        if fault.code != NOT_FOUND:
             raise
-        return call("nvmlDeviceGetHandleByUUID", "MIG-" + uuid.removeprefix("GPU-"))
+        # From CUDA 13 on, the runtime returns a MIG instance's own UUID with the prefix GPU-. From
+        # the environment it may be the first letters only.
+        begin = "MIG-" + uuid[len("GPU-") :]
+        found = [known for known in openable_gpus() if known.startswith(begin)]
+        if len(found) != 1:
+            raise
+        return call("nvmlDeviceGetHandleByUUID", found[0])
 
 
 def _instances(handle: Any) -> Iterator[Any]:

@@ -197,7 +197,7 @@ def _ranks(ranks: int) -> str:
 
 
 def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
-    """Refuse a new run that saves checkpoints on a disk without room for one.
+    """Refuse a run that saves checkpoints on a disk without room for one.
 
     Raises:
         UserError: with the figures.
@@ -211,7 +211,8 @@ def check_checkpoint_room(out: Path, resolved: Resolved) -> None:
     if free_bytes < needed_bytes:
         raise UserError(
             f"--out {out}: a checkpoint takes {gib(needed_bytes)}, but {parent} has only "
-            f"{gib(free_bytes)} free: choose another place, or keep no model with --save-every 0"
+            f"{gib(free_bytes)} free: make room, choose another place, or keep no model with "
+            "--save-every 0"
         )
 
 

@@ -25,7 +25,7 @@ from launcher.parallel.world import OWN_AGENT, choose_device
 from launcher.run.capacity import check_checkpoint_room, check_minimum_memory, check_offload
 from launcher.run.forecast_protocol import LoadForecast
 from launcher.run.resume import AUTO, Resume, find_resume
-from launcher.run.run_folder import default_run_folder
+from launcher.run.run_folder import default_run_folder, with_own_inputs
 from launcher.strategies import strategy_of
 from launcher.strategies.base import missing_library
 from launcher.util.errors import UserError, naming
@@ -64,6 +64,7 @@ def prepare(
     libraries_say(config.loop.log_level)
     resume = find_resume(config.loop, os.environ)
     saved = saved_by(resume.source)
+    config = with_own_inputs(config, resume.source, saved)
     check_weights_source(config, saved)
     config, recipe = with_recipe(config, saved)
     if config.data.leaves_micro_batch_open:
@@ -75,9 +76,10 @@ def prepare(
     if resolved.model.checkpointing.budget_bytes is not None:
         resolved = _budgeted(resolved, load_forecast, world_size=world_size)
     require_loggers(config.measure.loggers)
+    out = config.loop.out or default_run_folder(resolved)
     if not resume.reopens:
-        out = config.loop.out or default_run_folder(resolved)
         check_run_folder(out, may_be_empty=True)
+    if not resume.completed:
         check_checkpoint_room(out, resolved)
     checkpoint = None
     if resume.source is not None:

@@ -12,18 +12,24 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
 
+from launcher.checkpoint.store import candidates
 from launcher.config.resolve import Resolved
+from launcher.config.schema import RunConfig
+from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.measure.records import FailureReport, Status, Summary
 from launcher.strategies import variant_of
 from launcher.util.errors import ExitCode, Failure, UserError, tell
-from launcher.util.files import FolderLock, is_empty, replace_text
+from launcher.util.files import FolderLock, is_empty, replace_text, run_folder_of
 from launcher.util.json_file import json_object
 from launcher.util.packages import version_of
+
+if TYPE_CHECKING:
+    from launcher.checkpoint.extra import Extra
 
 LAUNCH = "launch"
 """Key of the launch's identity in `environment.json`."""
@@ -255,3 +261,19 @@ def _free_name(path: Path) -> Path:
     while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     return kept
+
+
+def with_own_inputs(config: RunConfig, source: Path | None, saved: "Extra") -> RunConfig:
+    """Return the config with what the resumed run began with, where config.yaml no longer leads
+    there: its copy of a tokenizer file that is gone, as that of an import which was removed since;
+    and the checkpoint beside which its adapters were trained, whose run may have saved others."""
+    given = Path(config.data.tokenizer.removeprefix(HUB_PREFIX)).expanduser()
+    is_path, beside = given.suffix == ".json" or given.is_absolute(), config.model.init_from
+    if source is not None and is_path and not given.exists():
+        own = run_folder_of(candidates(source)[0]) / TOKENIZER_FILE
+        config = config.replace(tokenizer=str(own)) if own.is_file() else config
+    base = saved.get("base")
+    if beside is None or base is None or base.path is None or not Path(base.path).exists():
+        return config
+    of_it = run_folder_of(Path(base.path)) == beside.absolute()
+    return config.replace(init_from=Path(base.path)) if of_it else config

@@ -68,7 +68,7 @@ def _other_model(
         return sentence
     names = f"{', '.join(map(flag, changed[:2]))} and {len(changed) - 2} other flags"
     sentence = f"checkpoint {checkpoint.path.name}: holds another model than this run's, by {names}"
-    file = checkpoint.path.parent.parent / "config.yaml"
+    file = checkpoint.run_folder / "config.yaml"
     if file.is_file():
         return f"{sentence}: give --config {file} of the run that saved it"
     values = [(name, before[name]) for name in changed if before[name] is not None]

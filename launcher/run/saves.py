@@ -69,6 +69,7 @@ class Saves:
         self._saved_step: int | None = None
         # Timed saves: whether the running save is one, and the last one's step, which it replaces.
         self._by_clock = False
+        self._dtype: str | None = None
         self._clock_step: int | None = None
         self._resumed_step = self._resumed_tokens = 0
         self.failure: SaveError | None = None
@@ -85,8 +86,12 @@ class Saves:
             if (folder := self._resolved.config.model.init_from) is not None:
                 with self._memory.apart("resume", "checkpoint"), self._weights(folder) as weights:
                     self._opened().begin_with(weights, engine)
+                from launcher.checkpoint.pretrained.stored import dtype_at
+
+                self._dtype = dtype_at(folder)
                 self._console.line(f"begins with the weights of {folder}")
             return 0
+        from launcher.checkpoint.pretrained.stored import dtype_of_base
         from launcher.run.provenance import differences, tokens_of
 
         with self._memory.apart("resume", "checkpoint"):
@@ -95,6 +100,7 @@ class Saves:
         for reason in loaded.passed_over:
             self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
         checkpoint = loaded.checkpoint
+        self._dtype = dtype_of_base(checkpoint)
         self._resumed_step, self._resumed_tokens = checkpoint.step, tokens_of(checkpoint)
         self._skipped.total = checkpoint.extra.get("skipped_steps", 0)
         if (scale := checkpoint.extra.get("loss_scale")) is not None:
@@ -203,6 +209,8 @@ class Saves:
         replaces = self._clock_step if self._loop.keep is None else None
         if (base := self._base) is not None:
             extra["base"] = base
+        if self._dtype is not None:
+            extra["dtype"] = self._dtype
         # this rank's part
         staging_bytes = int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
         with self._memory.apart("save", "checkpoint"):

@@ -85,6 +85,12 @@ def nearest_existing(path: Path) -> Path:
     return next(p for p in (path.absolute(), *path.absolute().parents) if os.path.exists(p))
 
 
+def run_folder_of(checkpoint: Path) -> Path:
+    """Return the folder of the run that saved a checkpoint; a link elsewhere is followed."""
+    path = checkpoint.absolute()
+    return (path if path.parent.name == "checkpoints" else path.resolve()).parent.parent
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

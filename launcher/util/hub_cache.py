@@ -40,6 +40,20 @@ def model_folder(path: Path) -> Path:
         return cached_folder(name)
 
 
+def existing_model(path: Path) -> Path:
+    """Return the `model_folder` of a path.
+
+    Raises:
+        UserError: as of that, or there is no such folder.
+    """
+    folder = model_folder(path)
+    if not folder.exists():
+        raise UserError(
+            f"{folder}: does not exist: give a folder that holds a model, or {HUB_PREFIX}ORG/NAME"
+        )
+    return folder
+
+
 def cached_folder(name: str, revision: str | None = None) -> Path:
     """Return the folder of the model ORG/NAME in the Hub's cache; config and tokenizer are
     downloaded where it has none. Weights follow when they are read (`fetch_weights`), after all

@@ -27,7 +27,9 @@ def test_out_of_memory_ends_with_advice(tmp_path: Path) -> None:
 
 def test_a_micro_batch_is_found(tmp_path: Path) -> None:
     limit = ("--memory-limit", "512MiB", "--steps", "2")
-    run = train(tmp_path, "--precision", "bf16", "--micro-batch", "auto", *limit)
+    # a README has fewer sequences than fit
+    text = ("--data", str(ROOT / "bench" / "shakespeare.txt"))
+    run = train(tmp_path, "--precision", "bf16", "--micro-batch", "auto", *limit, *text)
     assert run.code == 0, run.output[-4000:]
     (record,) = run.records("run")
     assert record["micro_batch"] > 4

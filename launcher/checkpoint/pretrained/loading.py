@@ -19,23 +19,19 @@ from launcher.checkpoint.pretrained.peft import companions_beside
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.families.base import check_token_ids
-from launcher.config.init_from import HF_CONFIG
+from launcher.config.init_from import HF_CONFIG, tokenizer_in
 from launcher.config.transformers_config import require_own, require_transformers
-from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
 from launcher.data.tokenizer import Encoder, check_vocabulary, load_encoder, tokenizer_key
 from launcher.model.build import new_decoder, prepare
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.build_inputs import materialize_whole, place_buffers
 from launcher.util.errors import UserError
-from launcher.util.hub_cache import model_folder
+from launcher.util.hub_cache import existing_model
 from launcher.util.json_file import read_json
 
 if TYPE_CHECKING:
     from launcher.model.foreign.decoder import ForeignDecoder
-
-_OLDER_TOKENIZERS = ("vocab.json", "tokenizer.model")
-"""Files that transformers wrote before tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,31 +78,18 @@ def open_source(folder: Path) -> Iterator[Source]:
     Raises:
         UserError: the folder holds none of them, or is damaged.
     """
-    folder = model_folder(folder)
-    if not folder.exists():
-        raise UserError(
-            f"{folder}: does not exist: give a run, a checkpoint, a folder that transformers' "
-            f"save_pretrained has written, or {HUB_PREFIX}ORG/NAME"
-        )
+    folder = existing_model(folder)
     with open_stored(folder) as stored:
         require_transformers(stored.config, f"{folder}: this command")
         model: Stored | Merged = stored if stored.config.lora is None else Merged(stored)
         checkpoint = model.checkpoint
         if checkpoint is None:
             beside = folder if (folder / HF_CONFIG).is_file() else companions_beside(folder)
-            tokenizer = partial(_tokenizer_in, beside)
+            tokenizer = partial(tokenizer_in, beside)
         else:
             beside = checkpoint.run_folder
             tokenizer = partial(choose_tokenizer, checkpoint, None)
         yield Source(config=model.config, read=model.read, tokenizer=tokenizer, beside=beside)
-
-
-def _tokenizer_in(folder: Path) -> str | None:
-    """Return the tokenizer of a folder of transformers, if it has one."""
-    if (folder / TOKENIZER_FILE).exists():
-        return str(folder / TOKENIZER_FILE)
-    older = any((folder / name).exists() for name in _OLDER_TOKENIZERS)
-    return f"{HUB_PREFIX}{folder}" if older else None
 
 
 def _ends_in(folder: Path, vocab_size: int) -> set[int]:

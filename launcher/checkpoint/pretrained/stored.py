@@ -28,6 +28,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError, naming
+from launcher.util.json_file import read_json
 
 
 class CheckpointWeights(Stored):
@@ -173,6 +174,30 @@ def _newest(source: Path) -> Checkpoint:
             # A run that is alive saves a newer one and removes this one, with --keep.
             if path == source or path.exists():
                 raise
+
+
+def dtype_at(place: Path) -> str | None:
+    """Return the dtype that config.json names in a folder of transformers, or of the weights that a
+    run or checkpoint began with; None if that is not known, or not any more."""
+    path = place / HF_CONFIG
+    try:
+        if not path.is_file():
+            return dtype_of_base(_newest(place))
+        config = read_json(path)
+    except UserError:
+        return None
+    # transformers 5 writes dtype, earlier versions torch_dtype.
+    found = config.get("dtype") or config.get("torch_dtype")
+    return found if isinstance(found, str) else None
+
+
+def dtype_of_base(checkpoint: Checkpoint) -> str | None:
+    """Return the dtype of the weights that a checkpoint's run began with; None if unknown."""
+    folder = checkpoint.extra.get("config", {}).get("init_from")
+    if "dtype" in checkpoint.extra or folder is None:
+        return checkpoint.extra.get("dtype")
+    # an older version recorded none
+    return dtype_at(Path(folder)) if (Path(folder) / HF_CONFIG).is_file() else None
 
 
 def check_base(checkpoint: Checkpoint, found: Base) -> None:

@@ -5,7 +5,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 
@@ -20,7 +20,7 @@ from launcher.checkpoint.pretrained.companions import (
     write_tokenizer,
 )
 from launcher.checkpoint.pretrained.folder_weights import Stored
-from launcher.checkpoint.pretrained.stored import open_stored
+from launcher.checkpoint.pretrained.stored import dtype_of_base, open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json, write_weights
 from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
@@ -30,11 +30,13 @@ from launcher.model.config import ModelConfig
 from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.choice import GRAPH_FORMATS, ExportOptions
 from launcher.tools.exchange.layouts import layout_of
-from launcher.tools.exchange.provenance import dtype_of_base, which_step
+from launcher.tools.exchange.provenance import which_step
 from launcher.util.errors import UserError
 from launcher.util.sizes import MOST_BYTES, parse_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES: Final[Mapping[str, Literal["bf16", "fp16"]]] = {"bfloat16": "bf16", "float16": "fp16"}
+"""Name in config.json -> ours."""
 
 
 def export(options: ExportOptions) -> str:
@@ -91,8 +93,8 @@ def _export(model: Stored | Merged, options: ExportOptions) -> str:
     if options.dtype == "auto":
         # Adapters are trained in fp32 beside a base of any dtype, and PEFT keeps theirs so.
         exact = options.adapter or options.format in GRAPH_FORMATS
-        chosen = "fp32" if exact else dtype_of_base(checkpoint)
-        options = dataclasses.replace(options, dtype=chosen)
+        began = None if exact else dtype_of_base(checkpoint)
+        options = dataclasses.replace(options, dtype=_NAMES.get(str(began), "fp32"))
     with new_folder(options.out) as folder:
         if options.format in GRAPH_FORMATS:
             description = _write_graph(folder, model, checkpoint, options)

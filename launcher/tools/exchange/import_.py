@@ -21,7 +21,7 @@ from launcher.checkpoint.index import RankFile
 from launcher.checkpoint.pretrained.companions import carry_in
 from launcher.checkpoint.pretrained.peft import companions_beside, folder_beside
 from launcher.checkpoint.pretrained.source import TransformersWeights
-from launcher.checkpoint.pretrained.stored import Adapted, open_stored
+from launcher.checkpoint.pretrained.stored import Adapted, dtype_at, open_stored
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import ADAPTER_CONFIG, in_words
@@ -35,7 +35,7 @@ from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import trained_shapes
-from launcher.util.hub_cache import HUB_PREFIX
+from launcher.util.hub_cache import HUB_PREFIX, existing_model
 
 _PART = re.compile(r"^(?:blocks\.\d+|\w+)")
 """Prefix of a parameter's name: its block, or `wte`, `wpe`, `ln_f` or `head`."""
@@ -51,12 +51,15 @@ def import_model(folder: Path, out: Path) -> str:
         UserError: an unsupported model, or files that are missing or damaged.
     """
     check_run_folder(out)
+    folder = existing_model(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         return _import_adapter(folder, out)
     with TransformersWeights(folder) as source, new_folder(out) as run:
         config = source.config
         tokenizer = _copy_tokenizer(folder, run, config)
         extra = _write_config(run, out, config, in_words(config), tokenizer=tokenizer)
+        if (dtype := dtype_at(folder)) is not None:
+            extra["dtype"] = dtype
         carry_in(folder, run)
         _write_checkpoint(run, source.shapes, source.parts, extra)
     return _description(folder, out, config.parameter_count, tokenizer=tokenizer)

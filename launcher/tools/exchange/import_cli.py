@@ -9,7 +9,6 @@ import tyro
 
 from launcher.util.errors import ExitCode, refusing
 from launcher.util.flags import options_of
-from launcher.util.hub_cache import model_folder
 from launcher.util.startup import loading
 
 
@@ -30,5 +29,5 @@ def main(argv: Sequence[str]) -> int:
     with loading():
         from launcher.tools.exchange.import_ import import_model
 
-    print(import_model(model_folder(options.folder), options.out))
+    print(import_model(options.folder, options.out))
     return ExitCode.DONE

@@ -1,32 +1,12 @@
-"""Read from a checkpoint its run's step, and the weights that it began with."""
+"""Read from a checkpoint its run's step."""
 
 import json
 from pathlib import Path
-from typing import Final, Literal
 
 from launcher.checkpoint import Checkpoint, CheckpointFolder
-from launcher.config.init_from import HF_CONFIG
-from launcher.util.errors import UserError
-from launcher.util.json_file import read_json
 
-Dtype = Literal["fp32", "bf16", "fp16"]
-_DTYPES: Final[dict[str, Dtype]] = {"bfloat16": "bf16", "float16": "fp16"}
 # found without parsing each line, of which a long run has millions
 _STEP = b'{"kind": "step", '
-
-
-def dtype_of_base(checkpoint: Checkpoint) -> Dtype:
-    """Return the dtype of the transformers folder that a run was fine-tuned from, or fp32."""
-    folder = checkpoint.extra.get("config", {}).get("init_from")
-    path = None if folder is None else Path(folder) / HF_CONFIG
-    if path is None or not path.is_file():
-        return "fp32"
-    try:
-        config = read_json(path)
-    except UserError:  # no longer the file that the run read
-        return "fp32"
-    # transformers 5 writes dtype, earlier versions torch_dtype.
-    return _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "fp32")
 
 
 def which_step(checkpoint: Checkpoint) -> str:

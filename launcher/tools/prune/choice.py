@@ -22,8 +22,8 @@ class PruneOptions:
     """Prune the blocks of a trained model; embeddings, norms, biases and the head are kept."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_FOLDER")]
-    """A run folder (its newest checkpoint is used), one checkpoint, or a folder written by
-    transformers' save_pretrained."""
+    """A run folder (its newest checkpoint is used), one checkpoint, a folder written by
+    transformers' save_pretrained, or hf:ORG/NAME."""
     out: Path
     """Run folder to write; must not exist yet."""
     sparsity: float = 0.5

@@ -1,5 +1,6 @@
 """Write the run folder of a pruned model: weights and masks at step 0, and how they were made."""
 
+import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,15 +13,17 @@ from launcher.checkpoint import Checkpoint, CheckpointFolder
 from launcher.checkpoint.extra import Extra
 from launcher.checkpoint.pretrained.companions import carry_in
 from launcher.checkpoint.pretrained.loading import Source
+from launcher.checkpoint.pretrained.stored import dtype_at
 from launcher.checkpoint.pretrained.weight_files import new_folder, write_json
 from launcher.checkpoint.rank_files import write_shards
 from launcher.config.init_from import in_words
-from launcher.data.files import TOKENIZER_FILE
-from launcher.data.tokenizer import tokenizer_fingerprint
+from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
+from launcher.data.tokenizer import load_encoder, tokenizer_fingerprint
 from launcher.model.config import ModelConfig
 from launcher.strategies.flat_shards import MASK, PARAM, Shard
 from launcher.strategies.masks import mask_shapes, pack
 from launcher.strategies.parameters import parameter_shapes
+from launcher.util.errors import UserError
 
 REPORT_FILE = "pruning.json"
 
@@ -55,8 +58,14 @@ def write_folder(
             settings["tokenizer"] = tokenizer
             if Path(tokenizer).is_file():
                 shutil.copyfile(tokenizer, run / TOKENIZER_FILE)
+            elif tokenizer.startswith(HUB_PREFIX):  # of older transformers, without that file
+                with contextlib.suppress(UserError):  # where no text is read, it need not load
+                    load_encoder(tokenizer).save(run / TOKENIZER_FILE)
+            if (run / TOKENIZER_FILE).exists():
                 settings["tokenizer"] = str(out.absolute() / TOKENIZER_FILE)
                 extra["tokenizer"] = tokenizer_fingerprint(run / TOKENIZER_FILE)
+        if (dtype := dtype_at(Path(report["source"]))) is not None:
+            extra["dtype"] = dtype
         extra["config"] = settings
         (run / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), "utf-8")
         write_json(run / REPORT_FILE, report)

@@ -22,6 +22,7 @@ from launcher.tools.prune.weights import narrower, prune_groups, prune_in_place
 from launcher.util import tables
 from launcher.util.errors import UserError
 from launcher.util.flags import as_flags
+from launcher.util.hub_cache import existing_model
 from launcher.util.sizes import MIB
 
 
@@ -32,6 +33,7 @@ def prune(options: PruneOptions) -> None:
         UserError: no such model, not prunable as requested, or a folder that cannot be written.
     """
     check_run_folder(options.out)
+    options = dataclasses.replace(options, run=existing_model(options.run))
     source, model, base, text = _open(options)
     before = None if text is None else text.perplexity(model)
     norms = None

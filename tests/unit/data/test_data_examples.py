@@ -418,6 +418,7 @@ CHAT = {"messages": turns("a", "b")}
         ({"prompt": "a", "completion": " \n"}, "line 3: its completion is empty"),
         ({"prompt": ["a"], "completion": "b"}, "line 3: 'prompt' is ['a'], it must be a string"),
         ({"prompt": "a", "completion": None}, "line 3: 'completion' is None, it must be a string"),
+        ({**PAIR, "label": False}, "line 3: 'label' is false, so its answer is a bad one"),
         ({"text": "a"}, "line 3 holds a text, and the data begins with prompt and completion"),
         (CHAT, "line 3 holds messages, and the data begins with prompt and completion"),
         (["a"], "line 3 holds no known fields, and the data begins with prompt and completion"),
@@ -443,12 +444,13 @@ def test_a_bad_pair_is_refused_with_its_line(tmp_path: Path, line: Any, expected
             {"messages": [*turns("a", "b"), {"role": "critic", "content": "hm"}]},
             "line 2: the chat template of",
         ),
+        ({**CHAT, "label": False}, "line 2: 'label' is false, so its answer is a bad one"),
         (PAIR, "line 2 holds prompt and completion, and the data begins with messages"),
     ],
 )
 def test_a_bad_chat_is_refused_with_its_line(tmp_path: Path, line: Any, expected: str) -> None:
     folder = chat_tokenizer(tmp_path / "tokenizer", LLAMA2)
-    path = write(tmp_path / "chats.jsonl", [CHAT, line, CHAT])
+    path = write(tmp_path / "chats.jsonl", [{**CHAT, "label": True}, line, CHAT])
     message = refusal(path, f"hf:{folder}")
     assert f"{path} {expected}" in message
     if "critic" in str(line):

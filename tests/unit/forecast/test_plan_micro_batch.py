@@ -52,6 +52,14 @@ def test_among_divisors_the_exact_largest_is_found(room: int, found: int) -> Non
         assert largest(divisors, start, lambda size: size <= room) == found
 
 
+def test_no_size_is_larger_than_the_data() -> None:
+    config = RunConfig().replace(tensor_parallel=2)
+    assert sizes_of(config, 4, 1001)[-1] == 500
+    assert list(sizes_of(config, 4, 1)) == [1]
+    assert sizes_of(config, 4, 10**9)[-1] == sizes_of(config, 4)[-1] == 2**17
+    assert sizes_of(config.replace(global_batch=48), 4, 10)[-1] == 24
+
+
 def test_without_a_micro_batch_a_divisor_of_the_share_is_taken() -> None:
     def size(*flags: str, ranks: int = 2) -> int:
         config = parse_run_config(flags, world_size=ranks)
@@ -177,10 +185,10 @@ def test_a_found_size_is_remembered_for_what_matters(
 ) -> None:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path))
     config = parse_run_config(["--micro-batch=auto", "--memory-limit=1GiB"])
-    MicroBatchCache(config, None, 2).save(12, 2**30)
+    MicroBatchCache(config, None, 2, 2**17).save(12, 2**30)
 
     def known(ranks: int = 2, memory_bytes: int = 2**30, **changes: object) -> int | None:
-        found = MicroBatchCache(config.replace(**changes), None, ranks).get(memory_bytes)
+        found = MicroBatchCache(config.replace(**changes), None, ranks, 2**17).get(memory_bytes)
         return None if found is None else found[0]
 
     assert known() == 12
@@ -208,7 +216,7 @@ def test_a_found_size_is_of_the_content_of_a_deepspeed_file(
         section = {"stage": 2, "reduce_bucket_size": bucket}
         file.write_text(json.dumps({"zero_optimization": section}))
         config = parse_run_config(["--micro-batch=auto", f"--deepspeed={file}"])
-        return MicroBatchCache(config, None, 2)
+        return MicroBatchCache(config, None, 2, 2**17)
 
     cache(10**6).save(12, 2**30)
     found = cache(10**6).get(2**30)

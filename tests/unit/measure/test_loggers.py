@@ -17,6 +17,16 @@ from launcher.measure.records import EvalRecord, GpuRecord, SampleRecord
 from launcher.util.errors import UserError
 from launcher.util.sizes import GIB
 
+
+def test_an_id_is_kept_and_an_empty_one_replaced(tmp_path: Path) -> None:
+    """A start that was killed while it wrote one could leave an empty file for good."""
+    path = tmp_path / "wandb_run_id"
+    path.touch()
+    assert loggers._kept_id(path, lambda: "first") == "first"
+    assert loggers._kept_id(path, lambda: "second") == path.read_text() == "first"
+    assert [*tmp_path.iterdir()] == [path]
+
+
 ONE_STEP = {
     *("loss/train", "grad_norm", "lr", "tokens_per_s", "step_s", "skipped_steps"),
     *("phase/data_s", "phase/forward_s", "phase/backward_s", "phase/step_s"),

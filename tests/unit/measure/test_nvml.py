@@ -119,11 +119,14 @@ def test_mig_instances(tmp_path: Path) -> None:
             {"name": "named", "mode": "device", "uuid": MIG, "script": text},
             {"name": "parent", "mode": "device", "uuid": A, "script": text},
             {"name": "bare", "mode": "device", "uuid": f"GPU-{bare}", "script": text},
+            {"name": "short", "mode": "device", "uuid": MIG[:8], "script": text},
+            {"name": "either", "mode": "device", "uuid": "MIG-", "script": text},
             {"name": "hidden", "mode": "device", "uuid": A, "script": hidden},
             {"name": "all", "mode": "gpus", "script": text},
         ],
     )
-    for name in ("named", "parent", "bare"):
+    assert found["either"]["fault"] == "NOT_FOUND"
+    for name in ("named", "parent", "bare", "short"):
         assert found[name]["uuid"] == MIG
         assert found[name]["memory"] == [[10, 1000]]
     # The board's power is not an instance's.

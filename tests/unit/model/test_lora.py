@@ -18,6 +18,7 @@ from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.pretrained.loading import build, open_source
 from launcher.checkpoint.pretrained.stored import open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
+from launcher.config.model import ModelChoice, adapter_flags
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
@@ -407,6 +408,14 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(
         export_cli.main([str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--adapter"]) == 0
     )
     assert f"trained beside weights in {kind}" in capsys.readouterr().out
+
+
+def test_the_order_of_targets_makes_no_difference() -> None:
+    one, other = (ModelChoice(lora_rank=2, lora_targets=t) for t in ("mlp, proj,qkv", "all"))
+    assert one.build_lora() == other.build_lora()
+    # as versions before have saved it
+    saved = Lora(rank=2, alpha=4.0, targets=("proj", "z", "qkv", "a"))
+    assert adapter_flags(saved)["lora_targets"] == "qkv,proj,a,z"
 
 
 @pytest.mark.parametrize(

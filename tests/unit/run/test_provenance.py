@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,38 @@ def test_bpe_of_other_data_is_another_tokenizer_and_the_saved_one_is_not(
         fix = tmp_path / name / "tokenizer.json"
         assert str(caught.value).endswith(f"give --tokenizer {fix}")
         prepared(other, "--vocab-size=300", resume, f"--tokenizer={fix}")
+
+
+def test_the_runs_own_copy_replaces_a_tokenizer_that_is_gone(text: Path, tmp_path: Path) -> None:
+    """An imported model, whose config.yaml names its copy, may be removed once it is trained."""
+    train_bpe(["some text, some more text"], 280).save(tmp_path / "given.json")
+    flags = ["--vocab-size=280", f"--tokenizer={tmp_path / 'given.json'}"]
+    saved = prepared(text, *flags)
+    engine = build_engine(saved.resolved, start("cpu", timeout_s=60.0, needs_group=False))
+    extra = run_entries(saved.resolved, saved.corpus)
+    Checkpointer(tmp_path / "run" / "checkpoints").save(3, engine, extra)
+    resume = f"--resume={tmp_path / 'run'}"
+    own = (tmp_path / "given.json").rename(tmp_path / "run" / "tokenizer.json")
+    assert prepared(text, *flags, resume).resolved.config.data.tokenizer == str(own)
+    own.unlink()
+    with pytest.raises(UserError, match="there is no tokenizer"):
+        prepared(text, *flags, resume)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_what_a_run_began_with_may_be_gone_once_it_has_saved(
+    auto: bool, run: Path, text: Path, tmp_path: Path
+) -> None:
+    flags = [*BYTE, f"--init-from={tmp_path / 'gone'}"]
+    flags += ["--resume=auto", f"--out={tmp_path / 'own'}"] if auto else [f"--resume={run}"]
+    if auto:
+        with pytest.raises(UserError, match=r"--init-from .*gone: is no folder"):
+            prepared(text, *flags)
+        shutil.copytree(run, tmp_path / "own")
+        (tmp_path / "own" / "config.yaml").touch()
+    assert prepared(text, *flags).resume.source is not None
+    with pytest.raises(UserError, match=r"--init-from .*gone: is no folder"):
+        prepared(text, *flags, "--lora-rank=2")  # adapters need them
 
 
 def test_how_a_tokenizer_is_spelled_does_not_matter(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def test_adapters_name_the_weights_that_they_began_beside(world: World, tmp_path
     saves.after_training(1, adapted, preempted=False)
     recorded = Checkpoint.open(tmp_path / "own" / "checkpoints" / "step-00000001").extra["base"]
     assert recorded.path == str(beside)
+    again = (f"--init-from={tmp_path / 'base'}", "--lora-rank=2", f"--resume={tmp_path / 'own'}")
+    assert prepared(tmp_path, *again).resolved.config.model.init_from == beside
 
 
 def test_all_ranks_begin_with_the_main_ones_newest_checkpoint_of_a_living_run(
@@ -113,6 +115,24 @@ def test_tokens_are_counted_over_starts_with_other_batches(world: World, tmp_pat
         saves = saves_of(large, world, tmp_path / name)
         assert saves.resume(engine, Resume(source=tmp_path / name, reopens=True)) == 3
         assert saves.tokens_read(5) == (3 * 4 + 2 * 16) * 16
+
+
+def test_the_dtype_of_the_first_weights_is_carried_on(world: World, tmp_path: Path) -> None:
+    """For exports, through --init-from and --resume; the first ones may be gone by then."""
+    run = prepared(tmp_path, *MODEL)
+    engine = build_engine(run.resolved, world)
+    RunFolder(tmp_path / "imported").begin(run.resolved.config.flat(), reopens=False)
+    begun = {**run_entries(run.resolved, run.corpus), "dtype": "bfloat16"}
+    Checkpointer(tmp_path / "imported" / "checkpoints").save(0, engine, begun)
+    tuned = prepared(tmp_path, f"--init-from={tmp_path / 'imported'}")
+    first = saves_of(tuned, world, tmp_path / "first")
+    first.resume(engine, Resume(source=None, reopens=False))
+    first.after_training(3, engine, preempted=False)
+    second = saves_of(run, world, tmp_path / "second")
+    second.resume(engine, Resume(source=tmp_path / "first", reopens=False))
+    second.after_training(6, engine, preempted=False)
+    path = tmp_path / "second" / "checkpoints" / "step-00000006"
+    assert Checkpoint.open(path).extra["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize("targets", ["qkv,proj", "proj,mlp"])

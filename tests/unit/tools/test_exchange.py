@@ -28,6 +28,7 @@ from launcher.model.gpt import GPT
 from launcher.strategies.engine import train_step
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export_cli, import_cli
+from launcher.util.files import run_folder_of
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "launcher" / "train.py").read_text(encoding="utf-8") + "\n\té 中 🙂 <|endoftext|>"
@@ -300,6 +301,17 @@ def test_a_checkpoint_that_its_living_run_removes_is_not_damaged(
     assert f"checkpoint {gone} is not there: never saved, or removed since" in said
 
 
+def test_a_link_to_a_checkpoint_finds_its_run(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "best").symlink_to(finished / "checkpoints" / "step-00000003")
+    assert run("export", tmp_path / "best", "--out", tmp_path / "out") == 0
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    elsewhere = tmp_path / "run" / "checkpoints" / "step-00000003"  # moved to a larger disk
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.symlink_to(finished / "checkpoints" / "step-00000003")
+    assert run_folder_of(tmp_path / "best") == finished
+    assert run_folder_of(elsewhere) == tmp_path / "run"
+
+
 def test_bare_weights_have_our_names(finished: Path, tmp_path: Path) -> None:
     arguments = ("export", finished / "checkpoints" / "step-00000003", "--format", "safetensors")
     assert run(*arguments, "--out", tmp_path / "fp32") == 0
@@ -482,6 +494,15 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     said = refusal(capsys, "export", tmp_path / "run", "--out", out, "--format", "safetensors")
     assert "rank-00000.safetensors holds other bytes than were written" in said
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_name_of_the_hub_needs_its_prefix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, "import", "ORG/NAME", "--out", tmp_path / "out")
+    assert said.endswith(
+        "ORG/NAME: does not exist: give a folder that holds a model, or hf:ORG/NAME\n"
+    )
 
 
 def test_export_refuses_what_it_cannot_do(

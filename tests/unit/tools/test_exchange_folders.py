@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from launcher.checkpoint import Checkpoint, Checkpointer
 from launcher.checkpoint.index import CHUNK_ELEMENTS, ELEMENT_BYTES
 from launcher.checkpoint.pretrained.source import TransformersWeights
+from launcher.config.arguments import parse_run_config
 from launcher.config.families import read_hf_config
 from launcher.data.files import template_files
-from launcher.data.tokenizer import train_bpe
+from launcher.data.tokenizer import load_encoder, train_bpe
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -24,6 +25,7 @@ from launcher.run.prepare import prepare
 from launcher.run.resume import open_folder
 from launcher.strategies.native import NativeEngine
 from launcher.tools.exchange import export_cli, import_cli
+from launcher.tools.prune import prune_cli
 from launcher.util.errors import UserError
 
 transformers = pytest.importorskip("transformers")
@@ -107,6 +109,32 @@ def test_shards_come_in_and_go_out(saved: Path, tmp_path: Path) -> None:
     assert theirs.generation_config.eos_token_id == [0, 7]
 
 
+def test_an_import_goes_out_in_the_dtype_that_it_came_in(folder: Path, tmp_path: Path) -> None:
+    """As imported, pruned, or resumed, though its folder may be gone by then."""
+    run(export_cli.main, _imported(folder, tmp_path / "fp32"), "--out", tmp_path / "fp32-out")
+    assert _dtypes(tmp_path / "fp32-out") == {torch.float32}
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("dtype", None)
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    bf16 = _imported(folder, tmp_path / "bf16")
+    run(prune_cli.main, f"hf:{folder}", "--out", tmp_path / "pruned", "--data=none", "--device=cpu")
+    run(prune_cli.main, bf16, "--out", tmp_path / "again", "--data=none", "--device=cpu")
+    shutil.rmtree(folder)
+    for number, name in enumerate(("bf16", "pruned", "again")):
+        out = tmp_path / f"out-{number}"
+        run(export_cli.main, tmp_path / name, "--out", out)
+        assert _dtypes(out) == {torch.bfloat16}
+
+
+def _imported(folder: Path, out: Path) -> Path:
+    run(import_cli.main, folder, "--out", out)
+    return out
+
+
+def _dtypes(folder: Path) -> set[torch.dtype]:
+    return {tensor.dtype for tensor in weights_of(folder).values()}
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_low_precision_comes_in_exactly_and_goes_out(
     dtype: str, saved: Path, tmp_path: Path
@@ -186,6 +214,36 @@ def test_templates_of_other_names_come_in_and_go_out(folder: Path, tmp_path: Pat
     run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs.chat_template == {"default": CHAT, "tool_use": f"TOOLS {CHAT}"}
+
+
+def test_sentencepieces_model_comes_in_and_goes_out(folder: Path, tmp_path: Path) -> None:
+    """llama.cpp's converter and others look for it first."""
+    (folder / "tokenizer.model").write_bytes(b"pieces")
+    run(import_cli.main, folder, "--out", tmp_path / "run")
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == b"pieces"
+
+
+@pytest.mark.parametrize(
+    ("verb", "flags"), [(import_cli.main, []), (prune_cli.main, ["--data=none", "--device=cpu"])]
+)
+def test_a_tokenizer_of_older_files_is_kept(
+    verb: Any, flags: list[str], folder: Path, tmp_path: Path
+) -> None:
+    """The folder that it came from may be gone by the time that the run is used."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("".join(f"{a} {b}\n" for a, b in model["merges"]))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    expected = transformers.AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"]
+    named = parse_run_config([f"--init-from={folder}"]).data.tokenizer
+    assert load_encoder(named).encode([TEXT])[0] == expected
+    run(verb, folder, "--out", tmp_path / "run", *flags)
+    shutil.rmtree(folder)
+    run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs(TEXT)["input_ids"] == expected
 
 
 def test_the_end_of_a_turn_ends_a_text_of_an_export(folder: Path, tmp_path: Path) -> None:
@@ -309,6 +367,39 @@ def test_a_window_is_what_it_hides(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | changes))
     assert read_hf_config(tmp_path).window == window
+
+
+@pytest.mark.parametrize("flag", ["--model", "--init-from"])
+@pytest.mark.parametrize(
+    ("sliding", "context", "window"),
+    [(16, 8, None), (16, 16, None), (16, 24, 15), (16, 64, 15), (32, 64, 31), (48, 64, 47)],
+)
+def test_a_window_at_another_context_is_what_it_hides_there(
+    flag: str, sliding: int, context: int, window: int | None, tmp_path: Path
+) -> None:
+    """Its own context is 32, where a window of 32 hides nothing."""
+    document = SHAPE | {"model_type": "mistral", "sliding_window": sliding}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    config = parse_run_config([f"{flag}={tmp_path}", f"--context={context}"])
+    assert (built := config.model.build()).window == window
+    assert built.context == context
+    config = parse_run_config([f"{flag}={tmp_path}", f"--context={context}", "--window=5"])
+    assert config.model.build().window == 5
+
+
+@pytest.mark.parametrize(("context", "window"), [(8, None), (64, 16)])
+def test_a_runs_window_at_another_context(context: int, window: int | None, tmp_path: Path) -> None:
+    shape = "{layers: 1, heads: 2, d_model: 16, position: rope, context: 32, window: 16}"
+    (tmp_path / "config.yaml").write_text(shape)
+    config = parse_run_config([f"--init-from={tmp_path}", f"--context={context}"])
+    assert config.model.build().window == window
+
+
+def test_gpt2_takes_another_context(tmp_path: Path) -> None:
+    """Its config.json has another word for it."""
+    shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 300}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **shape}))
+    assert parse_run_config([f"--model={tmp_path}", "--context=64"]).model.build().context == 64
 
 
 def test_older_words_for_rotary_frequencies(tmp_path: Path) -> None:

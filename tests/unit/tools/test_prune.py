@@ -310,7 +310,8 @@ def test_what_cannot_be_pruned(
     run: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = f"--out={tmp_path / 'out'}"
-    assert f"{tmp_path / 'gone'}" in refused(capsys, tmp_path / "gone", out)
+    said = refused(capsys, tmp_path / "gone", out)
+    assert f"{tmp_path / 'gone'}: does not exist: give a folder that holds a model, or hf:" in said
     assert "holds no checkpoint" in refused(capsys, tmp_path, out)
     assert "already exists" in refused(capsys, run, f"--out={text.parent / 'run'}")
     adapters = saved(tmp_path / "lora", text, "--lora-rank=2", "--random-base")
