@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from launcher.model.foreign.config import USERS, ForeignConfig
-from launcher.model.parts import parts_of
+from launcher.model.parts import block_of, parts_of
 from launcher.util.errors import UserError
 
 _CONTEXT: Final = ("context", "block_size", "max_seq_len", "max_position_embeddings", "n_positions")
@@ -234,7 +234,13 @@ def _obstacles(inner: nn.Module) -> Iterator[str]:
         parts_of(inner)
     except TypeError as error:
         yield f"{error}: name its blocks in one list"
-    for name, parameter in inner.named_parameters():
+    first: dict[nn.Parameter, str] = {}
+    for name, parameter in inner.named_parameters(remove_duplicate=False):
+        if block_of(other := first.setdefault(parameter, name)) != block_of(name):
+            yield (
+                f"{name} is {other}, too, and blocks are sharded one by one: give each block its "
+                "own, or go through the list of blocks several times"
+            )
         if not parameter.is_meta:
             yield (
                 f"{name} is made outside of the function, or on a device of its own: make every "
@@ -256,7 +262,7 @@ def _obstacles(inner: nn.Module) -> Iterator[str]:
 
 def _check_forward(inner: nn.Module, fields: Mapping[str, Any]) -> None:
     """Require the forward to return what the head has computed, and nothing else."""
-    _, head = head_of(inner)
+    path, head = head_of(inner)
     read: list[Tensor] = []
 
     def record(hidden: Tensor) -> Tensor:
@@ -278,6 +284,7 @@ def _check_forward(inner: nn.Module, fields: Mapping[str, Any]) -> None:
         raise UserError(f"its forward returns a {type(found).__name__}: return the logits alone")
     if len(read) != 1 or found is not read[0]:
         raise UserError(
-            "its forward does more than return what its last Linear computes: return that, as "
-            "[batch, tokens, vocabulary], so that the loss can be computed in chunks"
+            f"its forward does more than return what {path} computes, its last Linear by order of "
+            "registration: return that, as [batch, tokens, vocabulary], so that the loss can be "
+            "computed in chunks"
         )

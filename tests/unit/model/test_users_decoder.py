@@ -60,6 +60,18 @@ CHANGES = {
         "def change(self): pass\n    def forward(self, t): return 2 * super().forward(t)",
         "does more than return",
     ),
+    "a block twice": (
+        "def change(self): self.blocks.append(self.blocks[0])",
+        "blocks.2.linear.weight is blocks.0.linear.weight, too, .* several times",
+    ),
+    "a weight in a block and outside": (
+        "def change(self): self.blocks[0].embedding = self.embedding",
+        "blocks.0.embedding.weight is embedding.weight, too",
+    ),
+    "a head that is not the last Linear": (
+        "def change(self): self.more = nn.Linear(8, 8)",
+        "more than return what more computes, its last Linear by order of registration",
+    ),
     "a parameter of outside": (
         "def change(self): self.blocks[0].shared = SHARED",
         "blocks.0.shared is made outside",
