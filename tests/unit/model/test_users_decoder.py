@@ -72,6 +72,10 @@ CHANGES = {
         "def change(self): self.more = nn.Linear(8, 8)",
         "more than return what more computes, its last Linear by order of registration",
     ),
+    "a parameter without an effect": (
+        "def change(self): self.blocks[1].more = nn.Linear(8, 8)",
+        "blocks.1.more.weight has no effect on its logits: use it",
+    ),
     "a parameter of outside": (
         "def change(self): self.blocks[0].shared = SHARED",
         "blocks.0.shared is made outside",
