@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from launcher.model.foreign.config import USERS, ForeignConfig
-from launcher.model.parts import block_of, parts_of
+from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
 _CONTEXT: Final = ("context", "block_size", "max_seq_len", "max_position_embeddings", "n_positions")
@@ -228,13 +228,7 @@ def _obstacles(inner: nn.Module) -> Iterator[str]:
         parts_of(inner)
     except TypeError as error:
         yield f"{error}: name its blocks in one list"
-    first: dict[nn.Parameter, str] = {}
-    for name, parameter in inner.named_parameters(remove_duplicate=False):
-        if block_of(other := first.setdefault(parameter, name)) != block_of(name):
-            yield (
-                f"{name} is {other}, too, and blocks are sharded one by one: give each block its "
-                "own, or go through the list of blocks several times"
-            )
+    for name, parameter in inner.named_parameters():
         if not parameter.is_meta:
             yield (
                 f"{name} is made outside of the function, or on a device of its own: make every "
