@@ -256,7 +256,7 @@ def _describe(source: Source, tokenizer: str, meta: Meta, *, masked: bool) -> st
     share = "" if learned == tokens else f", {learned / tokens:.0%} of them learned"
     return (
         f"{source.label}{holds}: {meta.documents:,} documents, {_amount(meta.text_bytes)}B, "
-        f"{_amount(tokens)} tokens ({name}){share}"
+        f"{_amount(tokens).strip()} tokens ({name}){share}"
         + (", in splits of its own" if meta.named_splits else "")
     )
 

@@ -145,7 +145,7 @@ def read_records(path: Path) -> Iterator[tuple[str, Any]]:
             except json.JSONDecodeError as error:
                 raise UserError(
                     f"{path} line {number} is not JSON ({error.msg} at column {error.colno}): "
-                    "a .jsonl file holds one JSON object per line"
+                    "write one JSON object per line, or one list as .json"
                 ) from error
             except (ValueError, RecursionError) as error:
                 raise UserError(

@@ -208,6 +208,8 @@ def command_of(best: Assessment, training: Sequence[str], cluster: Cluster) -> s
         if name == "model" and chosen.get("init_from") not in (None, str(MODEL_FOLDER)):
             continue  # the folder says it
         flags += as_words({name: value})
+    if asked["device"] == "cpu" and cluster.machine.device == "cuda":
+        flags += ["--device", "cuda"]  # the config is of a trial without a GPU
     nodes = -(-cluster.world_size // cluster.ranks_per_node)
     start = ["torchrun"]
     if nodes > 1:

@@ -6,6 +6,7 @@ last operation is a Linear, and modules that can draw their initial values. The 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -53,10 +54,6 @@ class UsersCausal(nn.Module):
         owner, _, name = path.rpartition(".")
         setattr(inner.get_submodule(owner), name, nn.Identity())
         self.inner, self.head = inner, cast(nn.Module, head)
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the first module with parameters."""
-        return next(iter(parts_of(self).embeddings.values()))
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the head."""
@@ -135,10 +132,7 @@ def users_config(reference: str, given: Mapping[str, Any], **options: Any) -> Fo
     """
     function, kind = _function(reference)
     config = _config(kind, given)
-    if isinstance(config, Mapping):
-        fields = dict(config)
-    else:
-        fields = {name: getattr(config, name) for name in _field_names(kind)}
+    fields = config if kind is None else {n: getattr(config, n) for n in _field_names(kind)}
     try:
         document = json.dumps({USERS: reference, **fields}, sort_keys=True)
     except TypeError as error:
@@ -154,7 +148,7 @@ def users_config(reference: str, given: Mapping[str, Any], **options: Any) -> Fo
     embeddings = [m.weight for m in inner.modules() if isinstance(m, nn.Embedding)]
     tied = any(weight is head.weight for weight in embeddings)
     looked_up = sum(w.numel() for w in embeddings if w is not head.weight)
-    _check_forward(inner, fields)
+    _check_forward(inner)
     return ForeignConfig(
         vocab_size=head.out_features,
         context=next((fields[name] for name in _CONTEXT if name in fields), _UNLIMITED),
@@ -254,18 +248,20 @@ def _obstacles(inner: nn.Module) -> Iterator[str]:
             )
 
 
-def _check_forward(inner: nn.Module, fields: Mapping[str, Any]) -> None:
-    """Require the forward to return what the head has computed, and nothing else."""
-    _, head = head_of(inner)
+def _check_forward(inner: nn.Module) -> None:
+    """Require the forward to return what the head has computed, of all that is trained."""
+    path, head = head_of(inner)
     read: list[Tensor] = []
+    unused: list[str] = []
 
     def record(hidden: Tensor) -> Tensor:
         read.append(hidden.new_empty(*hidden.shape[:-1], head.out_features))
+        unused.extend(_unused(inner, head, hidden))
         return read[-1]
 
     cast(Any, head).forward = record
     try:
-        with torch.device("meta"), torch.no_grad():
+        with torch.device("meta"):
             found = inner(torch.zeros(2, 8, dtype=torch.int64))
     except Exception as error:
         raise UserError(
@@ -278,6 +274,21 @@ def _check_forward(inner: nn.Module, fields: Mapping[str, Any]) -> None:
         raise UserError(f"its forward returns a {type(found).__name__}: return the logits alone")
     if len(read) != 1 or found is not read[0]:
         raise UserError(
-            "its forward does more than return what its last Linear computes: return that, as "
-            "[batch, tokens, vocabulary], so that the loss can be computed in chunks"
+            f"its forward does more than return what {path} computes, its last Linear by order of "
+            "registration: return that, as [batch, tokens, vocabulary]"
         )
+    if unused:  # DDP waits for its gradient, and reduces none until then
+        raise UserError(
+            f"{unused[0]} has no effect on its logits: use it, leave it out, or freeze it with "
+            "requires_grad_(False)"
+        )
+
+
+def _unused(inner: nn.Module, head: nn.Linear, hidden: Tensor) -> list[str]:
+    """Name trained parameters that do not reach the head."""
+    own, grad_of = {*head.parameters()}, cast(Any, torch.autograd.grad)
+    trained = {n: p for n, p in inner.named_parameters() if p.requires_grad and p not in own}
+    with contextlib.suppress(RuntimeError):  # no backward on the meta device
+        grads = grad_of(hidden.sum(), [*trained.values()], allow_unused=True)
+        return [name for name, grad in zip(trained, grads, strict=True) if grad is None]
+    return []

@@ -24,6 +24,7 @@ def named_products(setting: Setting) -> Iterator[str]:
 
 
 _KNOWS_OURS: Final = "knows shardscale's own decoder only"
+_INNER: Final = "inner."
 
 
 def _computed_by(model: ForeignConfig) -> str:
@@ -114,6 +115,28 @@ def documents(setting: Setting) -> Iterator[str]:
         )
 
 
+def shared_parameters(setting: Setting) -> Iterator[str]:
+    """Reject FSDP where a user's blocks share parameters, since it shards block by block."""
+    model = setting.model
+    if not isinstance(model, ForeignConfig) or USERS not in model.fields:
+        return
+    if setting.config.sharding.strategy != "fsdp":
+        return
+    from launcher.model.foreign.decoder import skeleton
+    from launcher.model.parts import block_of
+
+    first: dict[object, str] = {}
+    found = skeleton(model.document, model.attention).named_parameters(remove_duplicate=False)
+    for name, parameter in found:
+        if block_of(other := first.setdefault(parameter, name)) != block_of(name):
+            yield (
+                f"--strategy fsdp shards block by block, and {name.removeprefix(_INNER)} of "
+                f"{model.computed_by} is {other.removeprefix(_INNER)}, too: use --strategy ddp or "
+                "--zero 3, or go through the list of blocks several times"
+            )
+            return
+
+
 def users_write_nothing(setting: Setting) -> Iterator[str]:
     """Reject samples of a user's decoder, whose forward has no cache."""
     model, every = setting.model, setting.config.loop.sample_every
@@ -126,5 +149,5 @@ def users_write_nothing(setting: Setting) -> Iterator[str]:
 
 RULES: Final[tuple[Rule, ...]] = (
     *(named_products, context_parallel, tensor_parallel, rounded_linears, documents),
-    users_write_nothing,
+    *(shared_parameters, users_write_nothing),
 )

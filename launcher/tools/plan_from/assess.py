@@ -231,10 +231,13 @@ def _buckets(reading: Reading, width: int) -> dict[str, int]:
     return found
 
 
-def assessed(config: RunConfig, cluster: Cluster, *, expandable: bool | None = None) -> Assessment:
+def assessed(
+    config: RunConfig, cluster: Cluster, *, own: bool = False, expandable: bool | None = None
+) -> Assessment:
     """Evaluate a config as it is, at its own micro-batch.
 
     Args:
+        own: shardscale runs it, and no other trainer.
         expandable: whether the allocator's segments are; None as in shardscale's own runs.
 
     Raises:
@@ -243,7 +246,7 @@ def assessed(config: RunConfig, cluster: Cluster, *, expandable: bool | None = N
     if isinstance(config.data.micro_batch, AutoMicroBatch):
         raise UserError("--micro-batch auto: give a number, since this run is planned as it is")
     run = run_of(config, config.data.micro_batch, cluster.world_size, cluster.machine.device)
-    run = dataclasses.replace(run, of_another_trainer=True)
+    run = dataclasses.replace(run, of_another_trainer=not own)
     if expandable is not None:
         run = dataclasses.replace(run, expandable_segments=expandable)
     if unknown := unknown_versions(strategy_of(run.config)):

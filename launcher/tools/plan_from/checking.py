@@ -61,7 +61,7 @@ def check_flags(argv: Sequence[str], *, as_json: bool) -> int:
     config = parse_run_config(training, cluster.world_size)
     if config.optim.precision == "auto" and "bf16" not in cluster.machine.matmul_flops_per_s:
         config = config.replace(precision="fp32")
-    a = assessed(config, cluster)
+    a = assessed(config, cluster, own=True)
     line = (
         f"{a.run.config.model.label}: {fits_line(a.verdict, a.used_bytes, a.memory_bytes, a.time)}"
     )

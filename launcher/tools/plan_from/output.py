@@ -153,7 +153,9 @@ def ours(facts: Facts) -> str:
         if name == "mixed" and value is None:
             parts.append("no mixed precision")
         elif name in _OURS:
-            parts.append(f"{_OURS[name]} {value}")
+            word = _OURS[name]
+            named = word if value is True else f"no {word}" if value is False else f"{word} {value}"
+            parts.append(named)
         elif name.startswith(("companion", "bucket", "target")):
             parts.append(f"{name.partition(' ')[2]} {value}")
         else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -211,6 +212,11 @@ def test_a_folder_is_split_as_its_files_are_named(
     whole = open_small(folder, tmp_path / "cache")
     assert whole.fingerprint != corpus.fingerprint
     assert "splits" not in whole.description
+
+
+def test_a_corpus_of_few_tokens_is_described_with_one_space(tmp_path: Path) -> None:
+    (tmp_path / "few.jsonl").write_text('{"text": "one two three four five"}\n' * 4)
+    assert re.search(r", \d+ tokens ", open_small(tmp_path / "few.jsonl", tmp_path).description)
 
 
 @pytest.mark.parametrize(

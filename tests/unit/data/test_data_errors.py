@@ -64,6 +64,12 @@ def test_folder_without_text(tmp_path: Path) -> None:
     assert "folder holds no text: no .txt, .md, .jsonl, .parquet" in refusal(tmp_path / "folder")
 
 
+def test_an_object_in_a_json_file_is_asked_for_as_lines_or_a_list(tmp_path: Path) -> None:
+    (tmp_path / "all.json").write_text('{\n "data": []\n}')
+    message = refusal(tmp_path / "all.json")
+    assert message.endswith("write one JSON object per line, or one list as .json")
+
+
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(TEXT.encode() + "né".encode("latin-1"))
     message = refusal(tmp_path / "latin.txt")

@@ -440,6 +440,17 @@ def test_fp16_is_planned_where_there_is_no_bf16(
     assert main([*narrow, "--gpus", "1", "--gpu", gpu, "--precision", "bf16"]) == 2
 
 
+def test_the_command_of_a_config_for_the_cpu_trains_on_the_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trial.yaml").write_text("device: cpu\nmicro_batch: 4\n")
+    config = ["--config", str(tmp_path / "trial.yaml"), "--strategy", "single"]
+    assert main([*config, *NARROW, "--gpu", "A100-40GB"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1]
+    flags = command.partition("launcher.train ")[2]
+    assert parse_run_config(shlex.split(flags)).loop.device == "cuda"
+
+
 def test_a_plan_is_for_one_kind_of_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NARROW, "--gpus", "8", "--gpu", "A100,H100"]) == 2
     said = capsys.readouterr().err.splitlines()

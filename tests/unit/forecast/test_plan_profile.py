@@ -257,6 +257,12 @@ def test_several_gpus_are_refused_in_one_sentence(names: str) -> None:
         gpu_named(names)
 
 
+@pytest.mark.parametrize("name", ["H100x8", "8x H100", "8 x A100-80GB", "RTX-4090 x2", "a100:4"])
+def test_a_number_beside_a_gpu_is_not_left_out(name: str) -> None:
+    with pytest.raises(UserError, match=f"GPU '{name}' has a number: .* --gpus"):
+        gpu_named(name)
+
+
 def test_links_are_those_of_the_board() -> None:
     # V100 over PCIe has lower clocks than the module, and no links to all of its neighbours.
     module, board = gpu_named("V100-32GB"), gpu_named("V100-32GB-PCIe")

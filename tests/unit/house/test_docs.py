@@ -24,6 +24,7 @@ from docs_commands import (
     pages,
 )
 from docs_pages import filled
+from will_it_fit import CHOICES, RESULT, cell
 
 from launcher.__main__ import VERBS
 from launcher.compare.report.report_cli import ReportOptions
@@ -33,6 +34,7 @@ from launcher.config.deepspeed_file.table import KEYS, SECTIONS, TOP
 from launcher.config.resolve import resolve
 from launcher.forecast.cluster import find_cluster
 from launcher.forecast.plan_cli import parse_options as parse_plan
+from launcher.measure.hardware import gpu_named
 from launcher.tools.exchange.choice import ExportOptions
 from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.plan_from.plan_from_cli import parse as parse_plan_from
@@ -271,3 +273,12 @@ def test_their_side_of_a_migration_is_theirs() -> None:
     assert {name for name, _ in rows("accelerate.md")} <= options.keys()
     for name, _ in rows("deepspeed.md"):
         assert name in KEYS or name in SECTIONS or name in TOP, name
+
+
+def test_cells_of_will_it_fit_are_those_of_todays_planner() -> None:
+    for row in json.loads(RESULT.read_text(encoding="utf-8")):
+        if (row["model"], row["gpu"]) == ("mistral-7b", "A100-80GB"):
+            changes = CHOICES[row["gpus"]][row["choice"]]
+            found = cell(row["model"], row["gpus"], row["choice"], changes, gpu_named(row["gpu"]))
+            assert found.verdict == row["verdict"], found
+            assert found.used_bytes == pytest.approx(row["used_bytes"], rel=0.02), found

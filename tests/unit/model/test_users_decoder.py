@@ -60,6 +60,14 @@ CHANGES = {
         "def change(self): pass\n    def forward(self, t): return 2 * super().forward(t)",
         "does more than return",
     ),
+    "a head that is not the last Linear": (
+        "def change(self): self.more = nn.Linear(8, 8)",
+        "more than return what more computes, its last Linear by order of registration",
+    ),
+    "a parameter without an effect": (
+        "def change(self): self.blocks[1].more = nn.Linear(8, 8)",
+        "blocks.1.more.weight has no effect on its logits: use it",
+    ),
     "a parameter of outside": (
         "def change(self): self.blocks[0].shared = SHARED",
         "blocks.0.shared is made outside",
@@ -165,6 +173,30 @@ def test_a_wrong_one_is_one_sentence(
         built(f"{module}:build")
     assert str(refused.value).startswith(f"--decoder {module}:build: ")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "change", "names"),
+    [
+        ("same_block", "self.blocks.append(self.blocks[0])", ("blocks.2", "blocks.0")),
+        ("same_weight", "self.blocks[1].more = self.embedding", ("blocks.1", "embedding")),
+    ],
+)
+def test_blocks_that_share_parameters_are_not_sharded_one_by_one(
+    module: str,
+    change: str,
+    names: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = f"{HEADER}    def change(self): {change}\ndef build(config):\n    return Changed()\n"
+    (tmp_path / f"{module}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = RunConfig().replace(decoder=f"{module}:build", micro_batch=2, seq_len=8)
+    for other in ({"strategy": "ddp"}, {"zero": 3}):
+        resolve(config.replace(**other), world_size=2, device_type="cuda")
+    with pytest.raises(UserError, match=rf"{names[0]}\..* is {names[1]}\..*, too: use .* --zero 3"):
+        resolve(config.replace(strategy="fsdp"), world_size=2, device_type="cuda")
 
 
 @pytest.mark.parametrize(

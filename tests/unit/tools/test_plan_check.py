@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from pre_commit.clientlib import load_manifest
 from strangers_configs import SAMPLES
 
+from launcher.forecast.plan_cli import main as plan
 from launcher.tools.plan_from.comment import MARK, table
 from launcher.tools.plan_from.plan_from_cli import main
 
@@ -67,6 +69,16 @@ def test_flags_of_a_training_are_checked_too(capsys: pytest.CaptureFixture[str])
     assert main(["--check", "--gpu", "H100", *flags]) == 0
     assert capsys.readouterr().out.startswith("gpt2: fits: ")
     assert main(["--check", "--gpu-memory", "2GiB", *flags]) == 1
+
+
+def test_a_check_of_flags_is_the_plan_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model=nano", "--micro-batch=4", "--precision=bf16", "--strategy=fsdp", "--json"]
+    flags += ["--activation-checkpointing=none", "--gpus=2", "--gpu=H100", "--no-calibration"]
+    found = []
+    for run in (partial(main, ["--check", *flags]), partial(plan, flags)):
+        assert run() == 0
+        found.append(json.loads(capsys.readouterr().out)[0])
+    assert found[0] == found[1]
 
 
 def test_a_folder_is_searched(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from launcher.tools.plan_from.engines import ENGINES
 from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.kinds import KINDS
 from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
+from launcher.tools.plan_from.output import ours
 from launcher.tools.plan_from.plan_from_cli import main
 from launcher.tools.plan_from.reading import read_source, source_of
 from launcher.tools.plan_from.translate import Reading, configured, read_files
@@ -135,6 +136,10 @@ def test_their_words_become_ours(folder: Path, name: str) -> None:
     _, config = understood(folder / name, *asked(name))
     flat = config.flat()
     assert {key: flat.get(key) for key in SAID[name]} == SAID[name]
+
+
+def test_switches_are_words_and_no_values() -> None:
+    assert ours({"lora": True, "foreach": False}) == "adapters, no foreach update"
 
 
 def test_what_bears_on_bytes_and_is_not_planned_is_named(folder: Path) -> None:
