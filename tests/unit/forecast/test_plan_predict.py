@@ -247,6 +247,19 @@ def test_an_optimizer_in_the_backward_of_fsdp_has_the_stream_of_its_messages(
     assert sum(left.values()) == expected
 
 
+def test_stage_2_adds_to_its_fp32_part_while_the_bucket_is_flat() -> None:
+    found = predicted(2, "cuda", zero=2, precision="bf16")
+    live, sent, highest = dict[int, int](), list[int](), 0
+    for storage, size_bytes in found.events:
+        if found.streams.get(storage) == "reduce":
+            live[storage] = size_bytes  # 0 where it is freed
+            sent.append(size_bytes)
+            highest = max(highest, sum(live.values()))
+    *_, vectors, _, _, weight, flat, part = sorted({*sent})
+    assert weight == 4 * 256 * SMALL["d_model"]  # of an MLP, in fp32
+    assert highest == part + vectors + flat + weight
+
+
 def test_stage_3_makes_each_parameter_whole_and_twice_and_keeps_slices_where_they_belong() -> None:
     embedding = 50_000 * SMALL["d_model"]
 
