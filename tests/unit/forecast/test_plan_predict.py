@@ -247,6 +247,20 @@ def test_an_optimizer_in_the_backward_of_fsdp_has_the_stream_of_its_messages(
     assert sum(left.values()) == expected
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_workspace_of_an_optimizer_in_the_backward_begins_with_its_first_product(
+    optimizer: str,
+) -> None:
+    how: dict[str, Any] = {"optimizer": optimizer, "optimizer_in_backward": True, "clip": 0}
+    run = resolved_of(2, device_type="cuda", strategy="fsdp", **how)
+    gpus = (gpu_named("h100"), None)
+    on_gpu, nowhere = (
+        predict(run, world_size=2, device_type="cuda", gpu=gpu).peaks["first_step", "forward"]
+        for gpu in gpus
+    )
+    assert on_gpu - nowhere == 2 * 32 * MIB  # the forward's and the backward's
+
+
 def test_stage_2_adds_to_its_fp32_part_while_the_bucket_is_flat() -> None:
     found = predicted(2, "cuda", zero=2, precision="bf16")
     live, sent, highest = dict[int, int](), list[int](), 0
