@@ -274,6 +274,23 @@ def test_stage_2_adds_to_its_fp32_part_while_the_bucket_is_flat() -> None:
     assert highest == part + vectors + flat + weight
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_gradients_of_a_group_are_freed_as_python_clears_a_list(precision: str) -> None:
+    """The last one first, which decides what a caching allocator finds for the next group."""
+    found = predicted(4, "cuda", strategy="fsdp", precision=precision, layers=1)
+    live, freed = dict[int, int](), list[int]()
+    for storage, size_bytes in found.events:
+        if size_bytes == 0:
+            freed.append(live.pop(storage))
+        else:
+            live[storage] = size_bytes
+    element = 2 if precision == "bf16" else 4
+    mlp = [4 * 64 * 64 * element] * 2  # up, down
+    attention = [64 * 64 * element, 3 * 64 * 64 * element]  # proj, qkv
+    freed = [size for size in freed if size in {*mlp, *attention}]
+    assert any(freed[i : i + 3] == [mlp[0], *attention] for i in range(len(freed)))
+
+
 def test_stage_3_makes_each_parameter_whole_and_twice_and_keeps_slices_where_they_belong() -> None:
     embedding = 50_000 * SMALL["d_model"]
 

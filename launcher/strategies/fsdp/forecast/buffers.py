@@ -266,7 +266,7 @@ class FsdpBuffers(Buffers):
         return kept
 
     def _drop_gradients(self, parameters: list[Parameter]) -> None:
-        for p in parameters:
+        for p in reversed(parameters):  # as Python clears a list
             self.timeline.free(("grad", p.name))
             self.timeline.free(("accumulated", p.name))
 
