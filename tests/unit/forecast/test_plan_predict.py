@@ -133,6 +133,10 @@ def test_fsdp_of_one_rank_fetches_and_casts_one_parameter_at_a_time() -> None:
     alone, among = (predicted(ranks, device_type="cuda", **flags) for ranks in (1, 2))
     assert "gather" in among.streams.values()
     assert "gather" not in alone.streams.values()
+    sizes = [size for storage, size in among.events if among.streams.get(storage) == "gather"]
+    embedding = 4 * 130 * 64  # half of it, in fp32, beside its cast, which is freed after it
+    at = sizes.index(embedding)
+    assert sizes[at + 1 : at + 3] == [embedding // 2, 0]
     largest = 4 * 260 * 64  # in fp32
     forward = [size for _, size in alone.events if size == largest // 2]
     # Each time that it is whole: its cast copy, and itself.
