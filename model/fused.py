@@ -173,8 +173,9 @@ def _norm_gradients(
     centered: bool,
     added: Tensor | None,
 ) -> list[Tensor]:
+    of_x = torch.empty_like(x)  # allocated in the order that a trace sees, of what is returned
     sums = x.new_empty(1 + centered, _PROGRAMS, weight.numel(), dtype=torch.float32)
-    return [torch.empty_like(x), sums, *(torch.empty_like(weight) for _ in range(1 + centered))]
+    return [of_x, sums, *(torch.empty_like(weight) for _ in range(1 + centered))]
 
 
 def _halved(x: Tensor) -> Tensor:

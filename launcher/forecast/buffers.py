@@ -29,6 +29,8 @@ class Buffers:
         self._costs: dict[str, OptimizerCosts] = {}
         self.updates_on: str | None = None
         """Stream of the optimizer's kernels, where it is not the one that computes."""
+        self.cublas_workspace_bytes = 0
+        """What cuBLAS keeps for that stream from its first product there on."""
         self.last_may_need_more = False
         """The last rank of a group may have a higher peak than the first."""
 
@@ -151,16 +153,16 @@ class Buffers:
     def update(self, parameter: Parameter) -> None:
         """The optimizer on one tensor; the first step allocates its states."""
         key, where = ("optimizer", parameter.name), self.rank.params_where
-        costs = self._costs_of(parameter)
+        costs, stream = self._costs_of(parameter), self.updates_on
         self.hold_states(key, costs, where)
-        self.transient(costs.temporary_bytes, where=where, stream=self.updates_on)
+        multiplies = costs.update_flops or costs.update_fp32_flops
+        if stream is not None and multiplies and not self.timeline.has("cublas"):
+            self.timeline.allocate(
+                "cublas", self.cublas_workspace_bytes, "temporary", stream=stream
+            )
+        self.transient(costs.temporary_bytes, where=where, stream=stream)
         if is_projection(parameter.name):
             self.hold_masks(math.prod(self.local_shape(parameter)), where)
-
-    def update_multiplies(self) -> bool:
-        """Return whether the optimizer multiplies matrices."""
-        costs = map(self._costs_of, self.trained)
-        return any(each.update_flops or each.update_fp32_flops for each in costs)
 
     def _costs_of(self, parameter: Parameter) -> OptimizerCosts:
         if parameter.name not in self._costs:

@@ -109,8 +109,10 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
     timeline.period = "first_step"
     timeline.enter("data")
     # once the engine is built: CudaMemory.period
-    for number, (size_bytes, stream) in enumerate(_workspaces(resolved, gpu, buffers)):
-        timeline.allocate(("workspace", number), size_bytes, "temporary", stream=stream)
+    for number, size_bytes in enumerate(_workspaces(resolved, gpu)):
+        timeline.allocate(("workspace", number), size_bytes, "temporary")
+    if gpu is not None and not _frees_workspaces():
+        buffers.cublas_workspace_bytes = gpu.cublas_workspace_bytes
     trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
         timeline.period = period
@@ -134,18 +136,16 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
     )
 
 
-def _workspaces(
-    resolved: Resolved, gpu: Gpu | None, buffers: Buffers
-) -> list[tuple[int, str | None]]:
-    """Return bytes, and their stream, that cuBLAS keeps for the main thread, for autograd's, and
-    for a stream of the optimizer's own, where it multiplies. With torch 2.11 cuBLASLt, which adds
-    biases and multiplies in fp8, has others (pytorch/pytorch#168175); with 2.15 each product has
-    one for as long as it takes, so that one is held at a peak in a product."""
+def _workspaces(resolved: Resolved, gpu: Gpu | None) -> list[int]:
+    """Return bytes that cuBLAS keeps for the main thread, and for autograd's. With torch 2.11
+    cuBLASLt, which adds biases and multiplies in fp8, has others (pytorch/pytorch#168175); with
+    2.15 each product has one for as long as it takes, so that one is held at a peak in a product.
+    """
     if gpu is None:
         return []
     main = backward = gpu.cublas_workspace_bytes
-    if torch.__version__.startswith("2.15."):
-        return [(main, None)]
+    if _frees_workspaces():
+        return [main]
     if torch.__version__.startswith("2.11."):
         shapes = parameter_shapes(resolved.own_model)
         linears = {name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2}
@@ -155,10 +155,11 @@ def _workspaces(
         recomputes = not kept or resolved.model.mlp_tile is not None
         main += MIB * (biased or fp8)
         backward += MIB * (fp8 or (biased and recomputes))
-    found: list[tuple[int, str | None]] = [(main, None), (backward, None)]
-    if buffers.updates_on is not None and buffers.update_multiplies():
-        found.append((gpu.cublas_workspace_bytes, buffers.updates_on))
-    return found
+    return [main, backward]
+
+
+def _frees_workspaces() -> bool:
+    return torch.__version__.startswith("2.15.")
 
 
 def least_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:

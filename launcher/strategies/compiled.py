@@ -24,6 +24,9 @@ def compile_blocks(model: nn.Module, *, kept_share: float) -> None:
         kept_share: most that is kept for the backward, of what torch keeps by itself.
     """
     torch._functorch.config.activation_memory_budget = kept_share  # read at the first call
+    # DDP would cut the graph at each 25 MiB of weights, and keep what passes from part to part. Its
+    # gradients come block by block as it is, which is often enough to send them meanwhile.
+    torch._dynamo.config.optimize_ddp = False
     for block in parts_of(model).blocks:
         block.compile()
 

@@ -5,16 +5,19 @@ torch/_inductor/compile_fx.py, which offers a place for the compiler of one grap
 kept for backward is exact. In that place stands a graph that allocates as inductor's code would:
 a kernel of its own, as a matrix product, has its operands and its result in memory; what is
 between two of them is fused into kernels that write only what one of those reads, or the graph
-returns. Such a kernel writes over a tensor that has no later reader. Nothing is fused in another
-order than the graph's, but for copies in fp8; partial sums are left out.
+returns. Such a kernel writes over a tensor that has no later reader, and each takes the memory of
+one that ended before. Nothing is fused in another order than the graph's, but for copies in fp8;
+partial sums are left out.
 
 Work is counted kernel by kernel, too. A fused one moves what it reads and writes; those that follow
 each other and write as many elements are one, which reads what they share once.
 """
 
 import contextlib
+import itertools
 import logging
 import types
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -26,6 +29,7 @@ from torch.fx.node import map_arg
 
 from launcher.forecast.trace.counting import WorkCounter, paused
 from launcher.forecast.trace.fusion import (
+    Kernel,
     call_of,
     is_generator_state,
     kernels_of,
@@ -129,22 +133,25 @@ class _Graph:
         self.ends: list[list[Node]] = [[] for _ in self.kernels]
         for node, number in last.items():
             self.ends[number].append(node)
+        self.taken = self._taken()
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Return what the graph does; empties `inputs`, as compiled code does."""
         held: dict[Node, Any] = dict(zip(self.inputs, inputs, strict=True))
         inputs.clear()
+        kept = {*self.taken.values()}
         for kernel, ends in zip(self.kernels, self.ends, strict=True):
             for node in kernel.writes:
-                own = self._of_its_type(node, ends) if kernel.fused else []
-                over = next((old for old in own if numel(old) == numel(node)), None)
-                held[node] = _empty(node) if over is None else held.pop(over)
+                old = self.taken.get(node)
+                held[node] = _empty(node) if old is None else held.pop(old)
                 if kernel.fused:
-                    size_bytes = held[node].nbytes
-                    unlike = [] if over else [(size_bytes, held[old].nbytes) for old in own]
+                    over, size_bytes = old in ends, held[node].nbytes
+                    own = [] if over else self._of_its_type(node, ends)
+                    unlike = [(size_bytes, old.meta["val"].nbytes) for old in own]
                     self.recorder.tuned(size_bytes if over else 0, unlike)
             for node in ends:
-                held.pop(node, None)
+                if node not in kept:
+                    held.pop(node, None)
         return [None if n is None else _seen(held[owner_of(n)], n) for n in self.outputs]
 
     def count(self, work: WorkCounter) -> None:
@@ -159,11 +166,65 @@ class _Graph:
             given, named = (map_arg(each, lambda n: n.meta["val"]) for each in (args, node.kwargs))
             work.operator(operator, given, named, node.meta.get("val"))
 
+    def _taken(self) -> dict[Node, Node]:
+        """Return tensor -> an earlier one whose memory it takes: one that ends in its fused kernel,
+        or that ended before, where no peak is higher for keeping it (AllocateLine of torch 2.13.0's
+        torch/_inductor/codegen/wrapper.py)."""
+        taken: dict[Node, Node] = {}
+        ended: defaultdict[tuple[Any, int], list[tuple[Node, int]]] = defaultdict(list)
+        levels = self._levels()
+        highest = max(levels, default=0)
+        for number, (kernel, ends) in enumerate(zip(self.kernels, self.ends, strict=True)):
+            for node in kernel.writes:
+                own = self._of_its_type(node, ends) if kernel.fused else []
+                over = next((old for old in own if numel(old) == numel(node)), None)
+                earlier = ended[_kind(node)]
+                if over is not None:
+                    taken[node] = over
+                elif earlier and _is_allocated(kernel):
+                    size_bytes, between = node.meta["val"].nbytes, range(earlier[-1][1] + 1, number)
+                    if size_bytes + max((levels[n] for n in between), default=0) <= highest:
+                        taken[node] = earlier.pop()[0]
+                        for n in between:
+                            levels[n] += size_bytes
+            for node in ends:
+                own_memory = node.op == "call_function" and _bytes_of(node) > 0
+                if own_memory and node not in taken.values():
+                    ended[_kind(node)].append((node, number))
+        return taken
+
+    def _levels(self) -> list[int]:
+        """Return the bytes that are there in each kernel."""
+        first = dict.fromkeys(self.inputs, 0)
+        for number, kernel in enumerate(self.kernels):
+            first |= dict.fromkeys(kernel.writes, number)
+        changes = [0] * (len(self.kernels) + 1)
+        for node, number in first.items():
+            changes[number] += _bytes_of(node)
+        for number, ends in enumerate(self.ends):
+            changes[number + 1] -= sum(map(_bytes_of, ends))
+        return [*itertools.accumulate(changes)][:-1]
+
     def _of_its_type(self, node: Node, ends: list[Node]) -> list[Node]:
         """Return the graph's own tensors of a result's type that end there: a fused kernel writes
         over one that is as large."""
         own = (old for old in ends if old.op == "call_function" and old is not node)
         return [old for old in own if old.meta["val"].dtype == node.meta["val"].dtype]
+
+
+def _is_allocated(kernel: Kernel) -> bool:
+    """Return whether compiled code allocates its results: attention does so itself."""
+    return kernel.fused or len(kernel.writes) == 1
+
+
+def _bytes_of(node: Node) -> int:
+    value = node.meta["val"]
+    return 0 if is_generator_state(value) else value.nbytes
+
+
+def _kind(node: Node) -> tuple[Any, int]:
+    """Type and size: memory is taken by what has the same."""
+    return node.meta["val"].dtype, _bytes_of(node)
 
 
 def _empty(node: Node) -> Tensor:

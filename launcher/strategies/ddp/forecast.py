@@ -18,15 +18,13 @@ SENT_BYTES = 250 * 2**20
 class DdpBuffers(Whole):
     """DistributedDataParallel with gradients in its buckets, which stay.
 
-    Sizes and order as in torch/csrc/distributed/c10d/reducer.cpp: a first bucket of 1 MiB, then
-    25 MiB, filled in the order of the parameters, and once more, after the first backward, in the
-    order in which gradients came.
+    Sizes and order as in torch/csrc/distributed/c10d/reducer.cpp: one bucket for all, and after the
+    first backward one of 1 MiB, then of 25 MiB, in the order in which gradients came.
     """
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
         self._arrived: list[Parameter] = []
-        self._buckets: list[tuple[str, int]] = []
         self._rebuilt = False
 
     def build(self) -> None:
@@ -38,7 +36,8 @@ class DdpBuffers(Whole):
             self.timeline.allocate(("sent", number), size_bytes, "temporary")
         for number in range(len(copies)):
             self.timeline.free(("sent", number))
-        self._allocate(self.trained, "first")
+        elements = sum(p.elements for p in self.trained)
+        self.timeline.allocate("first bucket", self.stored * elements, "grads")
 
     def begin_forward(self, *, last: bool) -> None:
         super().begin_forward(last=last)
@@ -46,10 +45,12 @@ class DdpBuffers(Whole):
         # there together.
         if self._arrived and not self._rebuilt:
             self._rebuilt = True
-            before = self._buckets
-            self._allocate(self._arrived, "rebuilt")  # new ones, then the former go
-            for key in before:
-                self.timeline.free(key)
+            first, later = FIRST_BUCKET_BYTES // self.stored, BUCKET_BYTES // self.stored
+            sizes = [p.elements for p in self._arrived]
+            for number, bucket in enumerate(_buckets(sizes, first, later)):
+                size_bytes = self.stored * sum(sizes[i] for i in bucket)
+                self.timeline.allocate(("bucket", number), size_bytes, "grads")
+            self.timeline.free("first bucket")
 
     def gradient(self, key: Key, name: str) -> None:
         if self._rebuilt:  # it is in its bucket
@@ -62,14 +63,6 @@ class DdpBuffers(Whole):
 
     def drop_gradients(self) -> None:
         pass  # zeroed in place
-
-    def _allocate(self, order: Sequence[Parameter], name: str) -> None:
-        first, later = FIRST_BUCKET_BYTES // self.stored, BUCKET_BYTES // self.stored
-        sizes = [p.elements for p in order]
-        buckets = _buckets(sizes, first, later)
-        self._buckets = [(name, number) for number in range(len(buckets))]
-        for key, bucket in zip(self._buckets, buckets, strict=True):
-            self.timeline.allocate(key, self.stored * sum(sizes[i] for i in bucket), "grads")
 
 
 def _buckets(sizes: Sequence[int], first: int, later: int) -> list[range]:

@@ -18,6 +18,7 @@ from trace_levels import levels
 
 from launcher.config.compile_choice import KEPT_SHARE
 from launcher.forecast.followed import TUNING_BYTES
+from launcher.forecast.trace import compiled as compiled_trace
 from launcher.forecast.trace.blocks import pass_work, trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
 from launcher.forecast.trace.counting import WorkCounter
@@ -211,6 +212,20 @@ def test_a_fused_kernel_writes_over_what_ends_there() -> None:
     assert peak_of(smaller, x) == (size_bytes + 4 * 8, [[(4 * 8, size_bytes)]])
     assert peak_of(alone, x) == (2 * size_bytes, [size_bytes])
     assert peak_of(read_later, x) == (3 * size_bytes, [[]])
+
+
+def test_a_kernel_takes_the_memory_of_what_ended_before_where_no_peak_is_higher() -> None:
+    x, narrow, wide = torch.zeros(8, 8), torch.zeros(8, 1), torch.zeros(1, 64)
+
+    def allocations(function: Any) -> int:
+        graph = _Graph(make_fx(function)(x), mock.Mock())
+        with mock.patch.object(compiled_trace, "_empty", side_effect=compiled_trace._empty) as made:
+            graph([x])
+        return made.call_count
+
+    assert allocations(lambda x: [(((x @ x) @ x) @ x) @ x]) == 2
+    # the first product's memory would be kept while the wide one is there
+    assert allocations(lambda x: [((x @ x) @ narrow @ wide) @ wide.mT @ x[:1]]) == 4
 
 
 def work_of_graph(function: Any, *inputs: Tensor) -> SegmentWork:

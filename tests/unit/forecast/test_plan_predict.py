@@ -133,6 +133,10 @@ def test_fsdp_of_one_rank_fetches_and_casts_one_parameter_at_a_time() -> None:
     alone, among = (predicted(ranks, device_type="cuda", **flags) for ranks in (1, 2))
     assert "gather" in among.streams.values()
     assert "gather" not in alone.streams.values()
+    sizes = [size for storage, size in among.events if among.streams.get(storage) == "gather"]
+    embedding = 4 * 130 * 64  # half of it, in fp32, beside its cast, which is freed after it
+    at = sizes.index(embedding)
+    assert sizes[at + 1 : at + 3] == [embedding // 2, 0]
     largest = 4 * 260 * 64  # in fp32
     forward = [size for _, size in alone.events if size == largest // 2]
     # Each time that it is whole: its cast copy, and itself.
@@ -245,6 +249,50 @@ def test_an_optimizer_in_the_backward_of_fsdp_has_the_stream_of_its_messages(
             left[storage] = size_bytes  # 0 where it is freed
     expected = found.held.device.optimizer_bytes + workspaces * gpu.cublas_workspace_bytes
     assert sum(left.values()) == expected
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_workspace_of_an_optimizer_in_the_backward_begins_with_its_first_product(
+    optimizer: str,
+) -> None:
+    how: dict[str, Any] = {"optimizer": optimizer, "optimizer_in_backward": True, "clip": 0}
+    run = resolved_of(2, device_type="cuda", strategy="fsdp", **how)
+    gpus = (gpu_named("h100"), None)
+    on_gpu, nowhere = (
+        predict(run, world_size=2, device_type="cuda", gpu=gpu).peaks["first_step", "forward"]
+        for gpu in gpus
+    )
+    assert on_gpu - nowhere == 2 * 32 * MIB  # the forward's and the backward's
+
+
+def test_stage_2_adds_to_its_fp32_part_while_the_bucket_is_flat() -> None:
+    found = predicted(2, "cuda", zero=2, precision="bf16")
+    live, sent, highest = dict[int, int](), list[int](), 0
+    for storage, size_bytes in found.events:
+        if found.streams.get(storage) == "reduce":
+            live[storage] = size_bytes  # 0 where it is freed
+            sent.append(size_bytes)
+            highest = max(highest, sum(live.values()))
+    *_, vectors, _, _, weight, flat, part = sorted({*sent})
+    assert weight == 4 * 256 * SMALL["d_model"]  # of an MLP, in fp32
+    assert highest == part + vectors + flat + weight
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_gradients_of_a_group_are_freed_as_python_clears_a_list(precision: str) -> None:
+    """The last one first, which decides what a caching allocator finds for the next group."""
+    found = predicted(4, "cuda", strategy="fsdp", precision=precision, layers=1)
+    live, freed = dict[int, int](), list[int]()
+    for storage, size_bytes in found.events:
+        if size_bytes == 0:
+            freed.append(live.pop(storage))
+        else:
+            live[storage] = size_bytes
+    element = 2 if precision == "bf16" else 4
+    mlp = [4 * 64 * 64 * element] * 2  # up, down
+    attention = [64 * 64 * element, 3 * 64 * 64 * element]  # proj, qkv
+    freed = [size for size in freed if size in {*mlp, *attention}]
+    assert any(freed[i : i + 3] == [mlp[0], *attention] for i in range(len(freed)))
 
 
 def test_stage_3_makes_each_parameter_whole_and_twice_and_keeps_slices_where_they_belong() -> None:

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from trace_levels import levels
 
 from launcher.forecast.trace.blocks import _expanded, _representative_blocks, trace_micro_batch
 from launcher.forecast.trace.events import Allocated, Compute, Gradient, MicroBatch, Module, Place
 from launcher.forecast.trace.record import Recorder, record_trace
 from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.model import fused
 from launcher.model.checkpointing import parse
 from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
@@ -218,6 +220,24 @@ def test_on_a_gpu_what_norms_save_of_rows_is_in_fp32() -> None:
     unpadded: dict[str, Any] = {"heads": 6}
     off = saved_bytes(gpu, **unpadded) - saved_bytes(half, **unpadded)
     assert off == (4 - 2) * 2 * norms * rows
+
+
+def test_a_norms_gradients_are_allocated_in_the_order_that_a_trace_sees() -> None:
+    """That of what is returned: what a caching allocator finds free depends on it."""
+    made: list[int] = []
+
+    class Notes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kw: Any = None) -> Any:
+            out = func(*args, **(kw or {}))
+            made.append(out.untyped_storage()._cdata)
+            return out
+
+    x, weight = torch.zeros(4, 8), torch.zeros(8)
+    for centered in (False, True):
+        made.clear()
+        with Notes():
+            found = fused._norm_gradients(x, x, weight, x, x, centered, None)
+        assert made == [tensor.untyped_storage()._cdata for tensor in found]
 
 
 def test_on_a_gpu_key_heads_are_repeated_where_no_kernel_takes_fewer() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, get_optimize_ddp_mode
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import resolve
@@ -109,6 +109,7 @@ def test_blocks_are_compiled_one_by_one(strategy: str, monkeypatch: pytest.Monke
             if dist.is_initialized():
                 dist.destroy_process_group()
     assert compiled == ["Block", "Block"]
+    assert get_optimize_ddp_mode() == "no_optimization"  # it would cut the block's graph
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,8 @@ class FsdpBuffers(Buffers):
         self.ranks = rank.world_size // sharding.replicate
         self.division = Division(rank, self.ranks, rank.rank % self.ranks)
         self.replicated = sharding.replicate > 1
-        self.each = sharding.reduce_each_micro_batch
         self.offloaded = sharding.offload_param == "cpu" and rank.device_type != "cpu"
         self.casts = self.element != self.stored
-        self.reduces = True
         self.updates_on = "reduce" if rank.updates_in_backward else None
         self._kept_gather: Group | None = None
         self._scattering: str | None = None
@@ -72,7 +70,7 @@ class FsdpBuffers(Buffers):
         return ((p, *row_range(p.shape, rank=index, ranks=ranks)) for p in self.trained)
 
     def begin_forward(self, *, last: bool) -> None:
-        self.reduces = last or self.each
+        self.reduces = last or self.rank.resolved.config.sharding.reduce_each_micro_batch
         self._copy_out(self.root, forward=True)
 
     def enter(self, place: Place) -> None:
@@ -124,9 +122,8 @@ class FsdpBuffers(Buffers):
         self._reductions = 0
 
     def step(self) -> None:
-        if self.rank.updates_in_backward:
-            return
-        self.clip_and_update()
+        if not self.rank.updates_in_backward:
+            self.clip_and_update()
         for group in self.groups:
             self._drop_shards(group)
 
@@ -152,8 +149,7 @@ class FsdpBuffers(Buffers):
             self.timeline.free(("shard", p.name))
 
     def _is_late(self, number: int) -> bool:
-        """Return whether a group of blocks is reduced by the root's last callback, after the
-        backward: its input has no gradient, which would tell when it is through."""
+        """Return whether a group is reduced after the backward: its input has no gradient."""
         return number == 0 and len(self.trained) < len(self.parameters)
 
     def local_shape(self, parameter: Parameter) -> tuple[int, ...]:
@@ -176,13 +172,28 @@ class FsdpBuffers(Buffers):
         group.gathering = True
         if self.ranks == 1:
             return
-        whole_bytes = self.division.whole_bytes(*group.parameters)
-        if self.offloaded or self.casts:
-            cast = self.element * self.division.padded(*group.trained)
-            sent_bytes = whole_bytes // self.ranks if self.offloaded else cast
+        if self.offloaded:
+            for p in group.parameters:
+                self._fetch(p, stream="gather")
+        elif self.casts:
+            sent_bytes = self.element * self.division.padded(*group.trained)
             self.timeline.allocate("shards to send", sent_bytes, "temporary", stream="gather")
-        self.timeline.allocate(("gather", group.of), whole_bytes, "temporary", stream="gather")
+        size_bytes = self.division.whole_bytes(*group.parameters)
+        self.timeline.allocate(("gather", group.of), size_bytes, "temporary", stream="gather")
         self.timeline.free("shards to send")
+        for p in reversed(group.parameters):
+            self.timeline.free(("fetched", p.name))
+
+    def _fetch(self, p: Parameter, stream: str | None = None) -> None:
+        """Fetch a shard from the host and cast it, apart from others."""
+        key, shard = ("fetched", p.name), self.division.padded(p)
+        if self.offloaded:
+            size_bytes = self.rank.element_bytes(p) * shard
+            self.timeline.allocate(key, size_bytes, "temporary", stream=stream)
+        if self.casts and p.trained:
+            self.timeline.allocate("cast", self.element * shard, "temporary", stream=stream)
+            self.timeline.free(key)
+            self.timeline.rename("cast", key, "temporary")
 
     def _copy_out(self, group: ShardedGroup, *, forward: bool) -> None:
         self._gather(group)
@@ -192,7 +203,10 @@ class FsdpBuffers(Buffers):
             self.timeline.run(group.copied_out)
         else:
             for p in group.parameters:
-                self._copy_alone(p)
+                self._fetch(p)
+                self.timeline.free("copied")  # a copy lives until the next one is made
+                if self.timeline.has(("fetched", p.name)):
+                    self.timeline.rename(("fetched", p.name), "copied", "temporary")
                 self.timeline.allocate(("whole", p.name), self.division.whole_bytes(p), "temporary")
             self.timeline.free("copied")
         group.gathered, group.gathering = True, False
@@ -201,20 +215,6 @@ class FsdpBuffers(Buffers):
             self._kept_gather = group.of
         else:
             self.timeline.free(("gather", group.of))
-
-    def _copy_alone(self, p: Parameter) -> None:
-        """Without other ranks, parameters are fetched and cast one by one; a copy lives
-        until the next one is made."""
-        casts = self.casts and p.trained
-        if self.offloaded:
-            self.timeline.allocate("fetched", self.rank.element_bytes(p) * p.elements, "temporary")
-        if casts:
-            self.timeline.allocate("cast", self.element * p.elements, "temporary")
-            self.timeline.free("fetched")
-        made = "cast" if casts else "fetched"
-        self.timeline.free("copied")
-        if self.timeline.has(made):
-            self.timeline.rename(made, "copied", "temporary")
 
     def _free_kept_gather(self) -> None:
         self.timeline.free(("gather", self._kept_gather))
@@ -266,7 +266,7 @@ class FsdpBuffers(Buffers):
         return kept
 
     def _drop_gradients(self, parameters: list[Parameter]) -> None:
-        for p in parameters:
+        for p in reversed(parameters):  # as Python clears a list
             self.timeline.free(("grad", p.name))
             self.timeline.free(("accumulated", p.name))
 

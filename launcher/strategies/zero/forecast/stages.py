@@ -185,22 +185,25 @@ class Zero12(FlatBuffers):
         mine = [p for p in self.in_bucket if p.name in self.groups.mine]
         if self.in_fp32 and mine:
             self._open_fp32_part()
-        for slices in messages(self._slices(), self.bucket):
-            if len(slices) > 1:  # one alone is sent from where it lies
-                size_bytes = self.bucket_element * sum(slices)
+        slices = self._slices()
+        owners = (owner for owner, _ in slices)
+        for message in messages((elements for _, elements in slices), self.bucket):
+            if len(message) > 1:  # one alone is sent from where it lies
+                size_bytes = self.bucket_element * sum(message)
                 self.timeline.allocate("flattened", size_bytes, "temporary", stream=self.stream)
-            self.timeline.free("sent")
             if self.whole_in_fp32:  # sent in bf16 all the same
-                self.timeline.allocate("sent", 2 * sum(slices), "temporary", stream=self.stream)
+                self.timeline.allocate("sent", 2 * sum(message), "temporary", stream=self.stream)
+                self.timeline.free("flattened")
+            for elements, owner in zip(message, owners, strict=False):
+                if self.in_fp32 and owner == self.rank.rank:  # to add it to its part
+                    self.transient(FP32 * elements, stream=self.stream)
             self.timeline.free("flattened")
+            self.timeline.free("sent")
         if self.norms_on_the_way and mine and self.last:
             largest = max(self.groups.mine[p.name] for p in mine)
             self.transient(FP64 * largest, stream=self.stream)
-        if self.in_fp32 and mine:
-            self._convert_largest(mine)
-        elif mine:
+        if mine and not self.in_fp32:
             self._keep_in_partition(mine)
-        self.timeline.free("sent")
         # Those added to the fp32 part stay on the module until its backward is over.
         stay = mine if self.in_fp32 and self.shards_gradients and not self.offloaded else []
         for p in self.in_bucket:
@@ -208,17 +211,16 @@ class Zero12(FlatBuffers):
                 self.timeline.free(("grad", p.name))
         self.in_bucket, self.filled = [], 0
 
-    def _slices(self) -> list[int]:
-        """Elements of the pieces that a bucket is reduced in: neighbours that go to one rank are
-        one piece, but not those that this rank adds to its fp32 part one by one."""
-        slices: list[int] = []
+    def _slices(self) -> list[tuple[int, int]]:
+        """(rank, elements) of the pieces that a bucket is reduced in: neighbours that go to one
+        rank are one piece, but not those that this rank adds to its fp32 part one by one."""
+        slices: list[tuple[int, int]] = []
         before = -1
         for p in self.in_bucket:
             for owner, elements in self.groups.owners[p.name].items():
                 if owner == before and not (self.in_fp32 and owner == self.rank.rank):
-                    slices[-1] += elements
-                else:
-                    slices.append(elements)
+                    elements += slices.pop()[1]
+                slices.append((owner, elements))
                 before = owner
         return slices
 
@@ -238,16 +240,13 @@ class Zero12(FlatBuffers):
                             key, size_bytes, "grads", where="host", pinned=self.rank.pins
                         )
             if self.element != FP32:
-                self._convert_largest(mine)
+                largest = max(self.groups.mine[p.name] for p in mine)
+                self.transient(FP32 * largest, stream=self.stream)
         elif not self.timeline.has("kept now"):
             # whole gradients, those that are cut at the edges of the partition included
             elements = sum(self.by_name[name].elements for name in self.groups.mine)
             size_bytes = self.element * elements
             self.timeline.allocate("kept now", size_bytes, "grads", stream=self.stream)
-
-    def _convert_largest(self, mine: list[Parameter]) -> None:
-        largest = max(self.groups.mine[p.name] for p in mine)
-        self.transient(FP32 * largest, stream=self.stream)
 
     def _keep_part(self) -> None:
         if self.timeline.has("kept"):
