@@ -249,6 +249,8 @@ def mixture(folder: Path, how: str) -> tuple[int, list[str]]:
     ("how", "answers"),
     [
         ("where", ["256 of 2048 elements: one of 8 experts"]),
+        ("unnamed", ["256 of 2048 elements: one of 8 experts"]),
+        ("function", ["256 of 1024 elements: one of 8 turns of its loop"] * 2),
         ("one_hot", ["all 8 experts", "256 of 2048 elements: one of 8 experts"]),
         ("tokens_of_any", ["256 of 1024 elements: one of 8 experts"] * 2),
         ("repeated", ["256 of 2048 elements: one of 8 experts"] * 2),

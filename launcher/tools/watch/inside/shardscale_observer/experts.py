@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from shardscale_observer.alternatives import share_of_turn
 from shardscale_observer.held import hold
 from shardscale_observer.rules import frames
 
@@ -19,7 +20,7 @@ COUNTS = (
 """Attributes of modules that hold how many experts there are."""
 
 
-_given: dict[tuple[int, int], tuple[int, int]] = {}
+_given: dict[tuple[int, int], tuple[int, str]] = {}
 """(address, elements) of each mask in forward -> its answer: backward asks again."""
 
 
@@ -36,9 +37,10 @@ def list_of_experts(mask: Any) -> Any:
     return found
 
 
-def share_of_expert(mask: Any) -> tuple[int, int] | None:
-    """Return (elements that one expert has, experts) where a mixture asks which elements of `mask`
-    are set; None for what another module asks, and for a mask of the experts themselves."""
+def share_of_mask(mask: Any) -> tuple[int, str] | None:
+    """Return (elements, what has them) where a mixture asks which elements of `mask` one expert
+    has, or a loop asks which one of its turns has; None for others, and for a mask of the experts
+    themselves."""
     frame = next(frames(), None)
     key = (mask.data_ptr(), mask.numel())
     if frame is None:  # autograd's thread, which keeps the masks that it needs
@@ -74,13 +76,16 @@ def tokens_of_experts(counts: Any) -> list[int] | None:
     return [each + (share < more) for share in range(shares)]
 
 
-def _share(frame: Any, most: int) -> tuple[int, int] | None:
+def _share(frame: Any, most: int) -> tuple[int, str] | None:
     count = _experts(frame)
-    if count is None or most <= count + 1:
+    if count is None:
+        turn = share_of_turn(frame, most)
+        return None if turn is None else (turn[0], f"one of {turn[1]} turns of its loop")
+    if most <= count + 1:
         return None
     # Of tokens there are fewer than of the router's indices, and of one-hot vectors more.
     fit = (n for n in _selections(frame) if most <= n < most * count and n % most == 0)
-    return min(-(-min(fit, default=most) // count), most), count
+    return min(-(-min(fit, default=most) // count), most), f"one of {count} experts"
 
 
 def _selections(frame: Any) -> list[int]:
@@ -103,8 +108,11 @@ def _ranks() -> int:
 
 def _experts(frame: Any) -> int | None:
     """Return how many experts the module has whose code runs in the frame; None if none."""
-    module = frame.f_locals.get("self")
-    if not isinstance(module, sys.modules["torch"].nn.Module):
+    own = frame.f_code.co_varnames[: min(frame.f_code.co_argcount, 1)]  # a method's first argument
+    found = (frame.f_locals.get(name) for name in (*own, "self"))
+    modules = (one for one in found if isinstance(one, sys.modules["torch"].nn.Module))
+    module = next(modules, None)
+    if module is None:
         return None
     for name, child in module.named_children():
         if "expert" in name.lower() and hasattr(child, "__len__") and len(child) > 1:

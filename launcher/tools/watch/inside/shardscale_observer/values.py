@@ -24,7 +24,7 @@ import warnings
 from typing import Any
 
 from shardscale_observer.errors import is_of_program
-from shardscale_observer.experts import list_of_experts, share_of_expert, tokens_of_experts
+from shardscale_observer.experts import list_of_experts, share_of_mask, tokens_of_experts
 from shardscale_observer.held import held, hold, on_device
 from shardscale_observer.owners import Owners
 from shardscale_observer.rules import Place, answer, places
@@ -97,7 +97,7 @@ class Values:
 
     def _nonzero(self, tensor: Any) -> Any:
         """Return coordinates as if every element were nonzero, the most that it can take, or those
-        of one expert of a mixture, where it is not known which are."""
+        of one expert of a mixture or one turn of a loop, where it is not known which are."""
         _note_wait()
         count = tensor.numel()
         if count and (known := self._known(tensor)) is not None:
@@ -105,8 +105,8 @@ class Values:
         if (listed := list_of_experts(tensor)) is not None:
             self._note("nonzero", f"all {len(listed)} experts")
             return listed
-        if (share := share_of_expert(tensor)) is not None:
-            said = f"{share[0]} of {count} elements: one of {share[1]} experts"
+        if (share := share_of_mask(tensor)) is not None:
+            said = f"{share[0]} of {count} elements: {share[1]}"
             self._note("nonzero", said)
             count = share[0]
         else:
