@@ -12,6 +12,8 @@ import linecache
 from collections.abc import Iterator
 from typing import Any
 
+from shardscale_observer.rules import variables_of
+
 _AROUND = ("enumerate", "zip", "reversed", "tqdm")
 """Functions whose first argument has as many elements as their result."""
 _LOOKS_UP = (
@@ -24,11 +26,12 @@ _LOOKS_UP = (
 def share_of_turn(frame: Any, most: int) -> tuple[int, int] | None:
     """Return (elements that one turn has, turns) where the frame's line selects those of `most`
     that are equal to a loop's variable; None elsewhere."""
+    variables = variables_of(frame)
     for loop in _loops(frame.f_code.co_filename, frame.f_lineno):
-        alternatives = {name for name in _names(loop.target) if _is_one(frame.f_locals.get(name))}
+        alternatives = {name for name in _names(loop.target) if _is_one(variables.get(name))}
         for compared in _compared(loop, frame.f_lineno, alternatives):
-            turns = _length(loop.iter, frame)
-            values: Any = _value(compared, frame) if isinstance(compared, ast.Name) else None
+            turns = _length(loop.iter, frame.f_globals, variables)
+            values: Any = variables.get(compared.id) if isinstance(compared, ast.Name) else None
             # a mask of tokens is smaller than the choices that it was made of
             count = max(values.numel() if hasattr(values, "numel") else most, most)
             if turns and (share := -(-count // turns)) < most:
@@ -84,11 +87,11 @@ def _names(*nodes: ast.AST) -> set[str]:
     return {one.id for one in every if isinstance(one, ast.Name)}
 
 
-def _length(node: ast.expr, frame: Any) -> int | None:
+def _length(node: ast.expr, *names: dict[str, Any]) -> int | None:
     while isinstance(node, ast.Call) and node.args and _called(node) in _AROUND:
         node = node.args[0]
     try:
-        return len(_value(node, frame))
+        return len(_value(node, *names))
     except TypeError:  # a generator, or not known
         return None
 
@@ -97,7 +100,7 @@ def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
-def _value(node: ast.expr, frame: Any) -> Any:
+def _value(node: ast.expr, *names: dict[str, Any]) -> Any:
     """Return an expression's value, if to evaluate it changes nothing; else None."""
     for one in ast.walk(node):
         if not isinstance(one, _LOOKS_UP):
@@ -106,6 +109,6 @@ def _value(node: ast.expr, frame: Any) -> Any:
             return None
     code = compile(ast.Expression(node), "<loop>", "eval")
     try:
-        return eval(code, frame.f_globals, frame.f_locals)
+        return eval(code, *names)
     except Exception:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardscale_observer.alternatives import share_of_turn
 from shardscale_observer.held import hold
-from shardscale_observer.rules import frames
+from shardscale_observer.rules import frames, variables_of
 
 COUNTS = (
     *("num_experts", "n_experts", "num_local_experts", "num_routed_experts"),
@@ -67,7 +67,9 @@ def tokens_of_experts(counts: Any) -> list[int] | None:
     # The router's indices, else the rows that the counts are to divide.
     selected = [n for n in _selections(frame) if n > count * ranks]
     if not selected:
-        tensors = [v for v in frame.f_locals.values() if _is_tensor(v) and v.is_floating_point()]
+        tensors = [
+            v for v in variables_of(frame).values() if _is_tensor(v) and v.is_floating_point()
+        ]
         selected = [v.shape[0] for v in tensors if v.dim() == 2]
     if not selected:
         return None
@@ -90,7 +92,7 @@ def _share(frame: Any, most: int) -> tuple[int, str] | None:
 
 def _selections(frame: Any) -> list[int]:
     """Return the sizes of a frame's whole-numbered tensors, of which one is the router's choice."""
-    return [v.numel() for v in frame.f_locals.values() if _is_tensor(v) and _whole(v)]
+    return [v.numel() for v in variables_of(frame).values() if _is_tensor(v) and _whole(v)]
 
 
 def _is_tensor(value: Any) -> bool:
@@ -109,7 +111,8 @@ def _ranks() -> int:
 def _experts(frame: Any) -> int | None:
     """Return how many experts the module has whose code runs in the frame; None if none."""
     own = frame.f_code.co_varnames[: min(frame.f_code.co_argcount, 1)]  # a method's first argument
-    found = (frame.f_locals.get(name) for name in (*own, "self"))
+    variables = variables_of(frame)
+    found = (variables.get(name) for name in (*own, "self"))
     modules = (one for one in found if isinstance(one, sys.modules["torch"].nn.Module))
     module = next(modules, None)
     if module is None:

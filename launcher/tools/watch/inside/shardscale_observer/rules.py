@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import linecache
 import opcode
@@ -49,6 +50,21 @@ def frames() -> Iterator[Any]:
         if not is_ours(file) and (says_why or not file.startswith(torch)):
             yield frame
         frame = frame.f_back
+
+
+def variables_of(frame: Any) -> dict[str, Any]:
+    """Return a frame's variables, and have the frame hold none of them longer than it would.
+
+    Before Python 3.13 a function's frame keeps what was read of it, tensors that its code has
+    deleted by then, too.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    own = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
+    # the frame, this function and the call refer to it; one more is the program's `locals()`
+    if own and sys.getrefcount(kept) == 3:
+        kept.clear()
+    return found
 
 
 def places() -> Iterator[Place]:
