@@ -191,7 +191,7 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     if rank is None:
         if result.whole.ended_well:
             reasons = [event["reason"] for event in result.whole.ranks[0].events("no_timeline")]
-            reasons += ["the program took no whole step after those that were recorded"]
+            reasons += [_too_few_steps(result.whole.steps)]
             yield f"no seconds: {reasons[0]}"
         return
     found, timeline = result.seconds[rank], result.whole.timelines[rank]
@@ -219,6 +219,12 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     shown = [(name, f"{each:.4f}") for name, each in rows if each >= 5e-5]  # else as 0.0000
     yield from table(("made of", "s"), shown)
     yield from _missing(result.whole, timeline)
+
+
+def _too_few_steps(steps: int) -> str:
+    """Return why a program that ended by itself has no seconds, and how it gets them."""
+    more = f": --steps {steps - 1} leaves one for them" if steps > 2 else ""
+    return f"the program took no whole step after those that were recorded{more}"
 
 
 def _missing(stage: Stage, timeline: Timeline) -> Iterator[str]:

@@ -19,7 +19,7 @@ def value_lines(stage: Stage) -> Iterator[str]:
     rows = [
         (
             *(_line(one["place"]), _tail(one["library"]), one["call"]),
-            *(f"{one['times']:,}", str(one["answer"])),
+            *(f"{one['times']:,}", f"{one['answer']}{', falling' if one.get('falls') else ''}"),
         )
         for one in reads
         if one not in left_out
