@@ -215,11 +215,13 @@ class Observer:
         if self.settings["mode"] != "rehearse":
             follow_scaler(self.torch, self._replace)
 
-    def _within(self, phase: str, function: Any) -> Any:
+    def _within(self, phase: str, function: Any, *, timed_only: bool = False) -> Any:
         @guarded
         def begins() -> str | None:
             on_main = threading.current_thread() is threading.main_thread()
-            return self.session.apart_begins(phase) if on_main else None
+            if not on_main or (timed_only and self.session.timeline is None):
+                return None
+            return self.session.apart_begins(phase)
 
         ends = self._reports("apart_ends")
 
