@@ -124,14 +124,14 @@ class Observer:
                 return
             if len(self.session.modules) == 1:
                 self.session.root_begins(module, args, kwargs)
-            self.session.mark_module(module)
+            self.session.mark_module()
 
         @guarded
         def leaves() -> None:
             if not self.is_real():
                 return
             modules = self.session.modules
-            self.session.mark_module(modules[-1] if modules else None)
+            self.session.mark_module()
             if not modules:
                 self.session.root_ends()
 
