@@ -289,3 +289,11 @@ def test_a_checkpoint_that_is_loaded_is_no_part_of_a_step() -> None:
     loaded = "dcp.load(model.state_dict(), checkpoint_id='saved')"
     found = shardscale.rehearse(f"{loop}    {saved}\n    {loaded}\n", gpu="T4")
     assert "    left out of it: checkpoint, which followed the step" in repr(found)
+
+
+def test_a_weight_that_is_computed_is_no_evaluation() -> None:
+    first, _, *loop = LOOP.format(optimizer="SGD", steps=9).splitlines(keepends=True)
+    norm = "torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1024, 1024)).cuda()"
+    made = f"model = {norm}\nwith torch.no_grad(): model.weight\n"
+    report = repr(shardscale.rehearse("".join((first, made, *loop)), gpu="T4"))
+    assert "  not in it: an evaluation or a save after the first 3 steps" in report
