@@ -8,7 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 STATES = ("params", "frozen", "master", "masks", "grads", "optimizer", "buffers")
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WRAPPERS = (
+    *("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
+    "_forward_module",  # Lightning Fabric's
+)
 
 
 class Owners:
