@@ -23,6 +23,7 @@ for step in range(9):
     optimizer.step()
     optimizer.zero_grad()
 """
+FROZEN = "left.requires_grad_(False)"
 MADE = """\
 import torch
 class Inner(torch.nn.Module):
@@ -55,8 +56,10 @@ def by_module(program: str) -> set[str]:
     return set(shardscale.rehearse(program, gpu="T4").record["ranks"][0]["peak"]["by_module"])
 
 
-def test_two_models_with_equal_names_have_lines_of_their_own() -> None:
-    assert by_module(TWO) == {"layer", "Right.layer", "(outside of modules)"}
+@pytest.mark.parametrize(("frozen", "prefixed"), [("", "Right"), (FROZEN, "Left")])
+def test_two_models_with_equal_names_have_lines_of_their_own(frozen: str, prefixed: str) -> None:
+    program = TWO.replace("optimizer =", f"{frozen}\noptimizer =", 1)
+    assert by_module(program) == {"layer", f"{prefixed}.layer", "(outside of modules)"}
 
 
 def test_a_module_that_is_made_in_a_forward_is_part_of_the_one_around_it() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shardscale_observer.owners import unwrapped
+from shardscale_observer.reading import is_trainable
 
 
 def owner_of(torch: Any, optimizer: Any, roots: Iterable[Any]) -> Any:
@@ -23,11 +24,12 @@ def owner_of(torch: Any, optimizer: Any, roots: Iterable[Any]) -> Any:
 def named(module: Any, known: dict[int, str], roots: Any, prefixes: Any) -> dict[int, str]:
     """Return the names that are known with those of a root module's parts.
 
-    `prefixes` gets the class of a root some of whose names another root has, as a GAN's two."""
+    `prefixes` gets the class of a root that is frozen, as a teacher, or some of whose names another
+    root has, as a GAN's two.
+    """
     parts = {id(inner): unwrapped(name) for name, inner in module.named_modules()}
-    if known.keys().isdisjoint(parts) and not set(known.values()).isdisjoint(
-        {*parts.values()} - {""}
-    ):
+    shared = {*parts.values()} & {*known.values()} - {""}
+    if (shared or not is_trainable(module)) and known.keys().isdisjoint(parts):
         prefix = prefixes[module] = f"{type(module).__name__}."
         parts = {number: (prefix + name).rstrip(".") for number, name in parts.items()}
     # the names of the outer module, whichever is called first
