@@ -33,6 +33,12 @@ def test_a_caught_out_of_memory_error_keeps_nothing(tmp_path: Path) -> None:
     assert found["steps"] == 1
 
 
+def test_a_tensor_that_is_deleted_is_freed(tmp_path: Path) -> None:
+    _, lines = rehearse(tmp_path, "lets_go.py")
+    left = [int(line.split()[1]) for line in lines if line.startswith("allocated ")]
+    assert 0 < max(left) < 100 * MIB  # of 1 GiB
+
+
 @pytest.mark.parametrize("program", ["on_the_meta_device.py", "pipeline.py"])
 def test_ranks_agree_on_values_that_a_library_sends(program: str, tmp_path: Path) -> None:
     found, lines = rehearse(tmp_path, program, ranks=True)

@@ -28,6 +28,12 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch.cuda.utilization()", "a reading of NVML"),
         # what the allocator cudaMallocAsync ends with
         ('raise RuntimeError("CUDA error: operation not supported")', "a function of CUDA"),
+        (
+            "import torch.distributed as dist, torch.distributed._symmetric_memory as symm; "
+            'dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore()); '
+            'symm.rendezvous(symm.empty(64, device="cuda"), dist.group.WORLD)',
+            "a function of CUDA",
+        ),
         ("torch.sparse.mm(model.weight.to_sparse(), model.weight)", "cuSPARSE"),
     ],
 )

@@ -194,7 +194,9 @@ def test_values_are_answered_and_listed(tmp_path: Path) -> None:
     code, found = rehearse(tmp_path / "run", "h100", "values", "--answer", "loop.py:999=3")
     assert code == 0
     # The same in the step whose operators are written down.
-    assert found["stderr"].count("answers False True 1.0") == 4
+    words = [line.split() for line in found["stderr"].splitlines() if line.startswith("answers")]
+    assert [line[1:3] for line in words] == [["False", "True"]] * 4
+    assert [float(line[3]) for line in words] == [0.99**step for step in range(4)]  # the loss falls
     assert "known [1, 2, 3]" in found["stderr"]
     (rank,) = found["ranks"]
     reads = {read["code"]: (read["times"], read["answer"]) for read in rank["values"]}
@@ -249,6 +251,8 @@ def mixture(folder: Path, how: str) -> tuple[int, list[str]]:
     ("how", "answers"),
     [
         ("where", ["256 of 2048 elements: one of 8 experts"]),
+        ("unnamed", ["256 of 2048 elements: one of 8 experts"]),
+        ("function", ["256 of 1024 elements: one of 8 turns of its loop"] * 2),
         ("one_hot", ["all 8 experts", "256 of 2048 elements: one of 8 experts"]),
         ("tokens_of_any", ["256 of 1024 elements: one of 8 experts"] * 2),
         ("repeated", ["256 of 2048 elements: one of 8 experts"] * 2),

@@ -281,3 +281,19 @@ def test_the_history_of_lbfgs_that_is_not_there_yet() -> None:
     report = repr(shardscale.rehearse(HISTORY, gpu="T4"))
     # each of 4 MiB
     assert "all 50 pairs of vectors that LBFGS will keep, 400.0MiB, of which it has 0" in report
+
+
+def test_a_checkpoint_that_is_loaded_is_no_part_of_a_step() -> None:
+    loop = "import torch.distributed.checkpoint as dcp\n" + LOOP.format(optimizer="SGD", steps=9)
+    saved = "if step == 0: dcp.save(model.state_dict(), checkpoint_id='saved')"
+    loaded = "dcp.load(model.state_dict(), checkpoint_id='saved')"
+    found = shardscale.rehearse(f"{loop}    {saved}\n    {loaded}\n", gpu="T4")
+    assert "    left out of it: checkpoint, which followed the step" in repr(found)
+
+
+def test_a_weight_that_is_computed_is_no_evaluation() -> None:
+    first, _, *loop = LOOP.format(optimizer="SGD", steps=9).splitlines(keepends=True)
+    norm = "torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(1024, 1024)).cuda()"
+    made = f"model = {norm}\nwith torch.no_grad(): model.weight\n"
+    report = repr(shardscale.rehearse("".join((first, made, *loop)), gpu="T4"))
+    assert "  not in it: an evaluation or a save after the first 3 steps" in report

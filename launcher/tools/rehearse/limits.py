@@ -11,8 +11,8 @@ _ERRORS = {
     _RECURRENT: r"CUDNN_STATUS_NOT_SUPPORTED",
     # pynvml's words, of power, utilisation and temperature
     "a reading of NVML": r"NVMLError_NotSupported",
-    # as for the allocator cudaMallocAsync; the null GPU has named the function
-    "a function of CUDA": r"CUDA error: operation not supported",
+    # as for the allocator cudaMallocAsync, or symmetric memory; the null GPU has named the function
+    "a function of CUDA": r"CUDA (driver )?error: operation not supported",
 }
 
 INSTEAD = {

@@ -25,6 +25,7 @@ from launcher.util.sizes import gib
 
 LABEL = "real allocator, no kernels run"
 MOST_MODULES = 8
+_MUCH_ON_HOST = 1 << 28  # some hundredths of a second
 _OUTSIDE = {
     "CUDA context": ("450 to 600 MiB reported for A100 and H100", CONTEXT_BYTES),
     "NCCL": ("544 to 688 MB per group reported for A100", NCCL_GROUP_BYTES),
@@ -191,7 +192,7 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     if rank is None:
         if result.whole.ended_well:
             reasons = [event["reason"] for event in result.whole.ranks[0].events("no_timeline")]
-            reasons += ["the program took no whole step after those that were recorded"]
+            reasons += [_too_few_steps(result.whole.steps)]
             yield f"no seconds: {reasons[0]}"
         return
     found, timeline = result.seconds[rank], result.whole.timelines[rank]
@@ -221,10 +222,19 @@ def _seconds(result: Rehearsal) -> Iterator[str]:
     yield from _missing(result.whole, timeline)
 
 
+def _too_few_steps(steps: int) -> str:
+    """Return why a program that ended by itself has no seconds, and how it gets them."""
+    more = f": --steps {steps - 1} leaves one for them" if steps > 2 else ""
+    return f"the program took no whole step after those that were recorded{more}"
+
+
 def _missing(stage: Stage, timeline: Timeline) -> Iterator[str]:
     """Yield what the seconds lack."""
     if timeline.left_out:
         yield f"    left out of it: {', '.join(timeline.left_out)}, which followed the step"
+    if timeline.host_bytes >= _MUCH_ON_HOST:
+        size = gib(timeline.host_bytes)
+        yield f"    not in it: operators on tensors of the host, of {size}, as an optimizer's there"
     evaluations = stage.ranks[0].ended.get("evaluated_after", 0)
     if "evaluation" in timeline.left_out and 1 < stage.steps <= evaluations:
         yield (

@@ -82,6 +82,8 @@ class Timeline:
     """Kernels, for one call of each operator."""
     left_out: Sequence[str] = ()
     """Phases that lay between this step and the next, and are no part of it."""
+    host_bytes: int = 0
+    """Bytes of the tensors of operators on the host, which have no seconds."""
 
     def calls(self, kind: Kind) -> list[Entry]:
         """Return the entries of this kind."""
@@ -138,6 +140,7 @@ def read_timeline(path: Path) -> Timeline | None:
         operators=[_operator(one, types["convolution" in one["name"]]) for one in operators],
         kernels={number: kernels[number] / times for number, times in calls.items()},
         left_out=content.get("left_out", ()),
+        host_bytes=content.get("host_bytes", 0),
     )
 
 

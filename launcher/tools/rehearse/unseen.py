@@ -21,6 +21,8 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
     elif stage.ended_well and not stage.ran_out:
         steps = "1 step" if stage.steps == 1 else f"{stage.steps} steps"
         yield f"  the program ended by itself after {steps}"
+        if any(rank.events("value_read") for rank in stage.ranks[:1]):
+            yield "    if a value that it read has ended it, --answer FILE:LINE=VALUE sets another"
         if stage.steps == 1 and _has_states(stage):
             yield (
                 "    a second step would need more: its forward and backward run beside the "

@@ -18,8 +18,8 @@ def value_lines(stage: Stage) -> Iterator[str]:
     left_out = logged if len(logged) > MOST_LOGGED else []
     rows = [
         (
-            *(_line(one["place"]), _tail(one["library"]), one["call"]),
-            *(f"{one['times']:,}", str(one["answer"])),
+            *(_line(one["place"], one["library"]), _tail(one["library"]), one["call"]),
+            *(f"{one['times']:,}", f"{one['answer']}{', falling' if one.get('falls') else ''}"),
         )
         for one in reads
         if one not in left_out
@@ -30,9 +30,11 @@ def value_lines(stage: Stage) -> Iterator[str]:
         yield f"    {len(left_out):,} more lines of libraries read numbers (--json lists them)"
 
 
-def _line(place: str) -> str:
-    """Return the file and line; autograd's own threads have none."""
-    return "in backward" if place == "backward:0" else from_here(place)
+def _line(place: str, library: str | None) -> str:
+    """Return the file and line; autograd's own threads, and those of libraries, have none."""
+    if place == "backward:0":
+        return "in backward"
+    return "in a library's thread" if place == library else from_here(place)
 
 
 def _tail(place: str | None) -> str:

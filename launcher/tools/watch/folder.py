@@ -87,6 +87,8 @@ class WatchedRank:
     @property
     def label(self) -> str:
         """Return the model, its wrappers and its size."""
+        if not self.run.get("parameters") and self.run.get("model") in (None, "unknown"):
+            return "no model was called"
         wrapped = f" in {self.run['strategy']}" if self.run.get("strategy") else ""
         return f"{self.run.get('model')}{wrapped}, {self.run.get('parameters') or 0:,} parameters"
 

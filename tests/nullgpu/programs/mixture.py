@@ -37,6 +37,17 @@ class Mixture(nn.Module):
             y.index_add_(0, rows, expert(x[rows]) * weights[rows, which, None])
         return y
 
+    def unnamed(this, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """As `where`, in a method whose first argument has another name."""
+        y = torch.zeros_like(x)
+        for number in range(EXPERTS):
+            rows, which = (chosen == number).nonzero(as_tuple=True)
+            y.index_add_(0, rows, this.experts[number](x[rows]) * weights[rows, which, None])
+        return y
+
+    def function(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        return mixed([*self.experts], x, weights, chosen)
+
     def one_hot(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """As transformers' Mixtral does, which first asks for the experts that have tokens."""
         y = torch.zeros_like(x)
@@ -73,6 +84,16 @@ class Mixture(nn.Module):
         """As torchtune's grouped experts do."""
         parts = torch.split(rows, counts.tolist())
         return torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+
+
+def mixed(functions: list[nn.Module], x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """As `tokens_of_any`, where no module says how many experts there are."""
+    y = torch.zeros_like(x)
+    for number, function in enumerate(functions):
+        has = chosen == number
+        mask = has.any(dim=-1)
+        y[mask] += function(x[mask]) * (weights * has)[mask].sum(-1, keepdim=True)
+    return y
 
 
 def steps() -> Iterator[int]:

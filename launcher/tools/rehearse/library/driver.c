@@ -158,7 +158,9 @@ CUresult cuPointerGetAttribute(void *out, CUpointer_attribute number, CUdevicept
 }
 
 CUresult cuGetErrorString(CUresult error, const char **out) {
-    *out = error == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the null GPU";
+    *out = error == CUDA_ERROR_OUT_OF_MEMORY   ? "out of memory"
+           : error == CUDA_ERROR_NOT_SUPPORTED ? "operation not supported" /* as refuse.h has it */
+                                               : "an error of the null GPU";
     return CUDA_SUCCESS;
 }
 

@@ -4,8 +4,8 @@ distributed.py: collectives whose sums are read on the host, and a world of one 
 built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
 of the host. generation.py: the end of transformers' generate(). patience.py: callbacks that would
 stop a training early. recurrent.py: LSTM and GRU without cuDNN. constants.py: numbers in code that
-torch.compile makes. masks.py: padding of batches. Must work with Python 3.9 and torch 2.4, so
-annotations stay text.
+torch.compile makes. masks.py: padding of batches. detection.py: boxes that detectors sample. Must
+work with Python 3.9 and torch 2.4, so annotations stay text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def begin() -> None:
     from shardscale_rehearsal import (
         built,
         constants,
+        detection,
         distributed,
         generation,
         images,
@@ -35,6 +36,9 @@ def begin() -> None:
         weights,
     )
 
+    after_import(detection.SAMPLER, detection.prepare_sampler)
+    after_import(detection.PROPOSALS, detection.prepare_proposals)
+    after_import(detection.HEADS, detection.prepare_heads)
     after_import(distributed.MODULE, distributed.prepare)
     for module in distributed.METHODS:
         after_import(module, distributed.prepare_methods)

@@ -44,6 +44,7 @@ class Timeline:
         self._inside = threading.local()
         self._undo: list[Any] = []
         self._left_out: set[str] = set()
+        self._host_bytes = 0
         self.replays = 0
         """Replays of CUDA graphs, counted by who sees them."""
 
@@ -84,6 +85,7 @@ class Timeline:
             "operators": self._operators,
             **in_tf32(),
             "left_out": sorted(self._left_out),
+            "host_bytes": self._host_bytes,
         }
         with open(path + ".json", "w", encoding="utf-8") as file:
             json.dump(content, file)
@@ -134,6 +136,11 @@ class Timeline:
             yield
         finally:
             self._inside.a_hook = outer
+
+    def on_host(self, tensors: list[Any]) -> None:
+        """Add the bytes of an operator on the host, such as an optimizer's there."""
+        if not self._left_out and all(tensor.is_cpu for tensor in tensors):
+            self._host_bytes += sum(tensor.nbytes for tensor in tensors)
 
     def has(self, described: dict[str, Any]) -> bool:
         """Return True for the description that was just added."""
@@ -193,6 +200,8 @@ class _Mode(TorchDispatchMode):
         if is_composite(func):  # called by a subclass, as nested tensors call aten::linear
             with self:
                 return func.decompose(*args, **kwargs)
+        if not func.is_view and func.name() != "aten::_to_copy":  # which may be to the device
+            self._timeline.on_host(_tensors((args, kwargs)))
         ranks = _ranks(func, args)
         key = (func, _described((args, kwargs), hashable=True), ranks)
         described = {"name": f"{func._schema.name}.{func._overloadname}", "ranks": ranks}

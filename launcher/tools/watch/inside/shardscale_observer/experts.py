@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from shardscale_observer.alternatives import share_of_turn
 from shardscale_observer.held import hold
-from shardscale_observer.rules import frames
+from shardscale_observer.rules import frames, variables_of
 
 COUNTS = (
     *("num_experts", "n_experts", "num_local_experts", "num_routed_experts"),
@@ -19,7 +20,7 @@ COUNTS = (
 """Attributes of modules that hold how many experts there are."""
 
 
-_given: dict[tuple[int, int], tuple[int, int]] = {}
+_given: dict[tuple[int, int], tuple[int, str]] = {}
 """(address, elements) of each mask in forward -> its answer: backward asks again."""
 
 
@@ -36,9 +37,10 @@ def list_of_experts(mask: Any) -> Any:
     return found
 
 
-def share_of_expert(mask: Any) -> tuple[int, int] | None:
-    """Return (elements that one expert has, experts) where a mixture asks which elements of `mask`
-    are set; None for what another module asks, and for a mask of the experts themselves."""
+def share_of_mask(mask: Any) -> tuple[int, str] | None:
+    """Return (elements, what has them) where a mixture asks which elements of `mask` one expert
+    has, or a loop asks which one of its turns has; None for others, and for a mask of the experts
+    themselves."""
     frame = next(frames(), None)
     key = (mask.data_ptr(), mask.numel())
     if frame is None:  # autograd's thread, which keeps the masks that it needs
@@ -65,7 +67,9 @@ def tokens_of_experts(counts: Any) -> list[int] | None:
     # The router's indices, else the rows that the counts are to divide.
     selected = [n for n in _selections(frame) if n > count * ranks]
     if not selected:
-        tensors = [v for v in frame.f_locals.values() if _is_tensor(v) and v.is_floating_point()]
+        tensors = [
+            v for v in variables_of(frame).values() if _is_tensor(v) and v.is_floating_point()
+        ]
         selected = [v.shape[0] for v in tensors if v.dim() == 2]
     if not selected:
         return None
@@ -74,18 +78,21 @@ def tokens_of_experts(counts: Any) -> list[int] | None:
     return [each + (share < more) for share in range(shares)]
 
 
-def _share(frame: Any, most: int) -> tuple[int, int] | None:
+def _share(frame: Any, most: int) -> tuple[int, str] | None:
     count = _experts(frame)
-    if count is None or most <= count + 1:
+    if count is None:
+        turn = share_of_turn(frame, most)
+        return None if turn is None else (turn[0], f"one of {turn[1]} turns of its loop")
+    if most <= count + 1:
         return None
     # Of tokens there are fewer than of the router's indices, and of one-hot vectors more.
     fit = (n for n in _selections(frame) if most <= n < most * count and n % most == 0)
-    return min(-(-min(fit, default=most) // count), most), count
+    return min(-(-min(fit, default=most) // count), most), f"one of {count} experts"
 
 
 def _selections(frame: Any) -> list[int]:
     """Return the sizes of a frame's whole-numbered tensors, of which one is the router's choice."""
-    return [v.numel() for v in frame.f_locals.values() if _is_tensor(v) and _whole(v)]
+    return [v.numel() for v in variables_of(frame).values() if _is_tensor(v) and _whole(v)]
 
 
 def _is_tensor(value: Any) -> bool:
@@ -103,8 +110,12 @@ def _ranks() -> int:
 
 def _experts(frame: Any) -> int | None:
     """Return how many experts the module has whose code runs in the frame; None if none."""
-    module = frame.f_locals.get("self")
-    if not isinstance(module, sys.modules["torch"].nn.Module):
+    own = frame.f_code.co_varnames[: min(frame.f_code.co_argcount, 1)]  # a method's first argument
+    variables = variables_of(frame)
+    found = (variables.get(name) for name in (*own, "self"))
+    modules = (one for one in found if isinstance(one, sys.modules["torch"].nn.Module))
+    module = next(modules, None)
+    if module is None:
         return None
     for name, child in module.named_children():
         if "expert" in name.lower() and hasattr(child, "__len__") and len(child) > 1:

@@ -124,14 +124,14 @@ class Observer:
                 return
             if len(self.session.modules) == 1:
                 self.session.root_begins(module, args, kwargs)
-            self.session.mark_module(module)
+            self.session.mark_module()
 
         @guarded
         def leaves() -> None:
             if not self.is_real():
                 return
             modules = self.session.modules
-            self.session.mark_module(modules[-1] if modules else None)
+            self.session.mark_module()
             if not modules:
                 self.session.root_ends()
 
@@ -215,11 +215,13 @@ class Observer:
         if self.settings["mode"] != "rehearse":
             follow_scaler(self.torch, self._replace)
 
-    def _within(self, phase: str, function: Any) -> Any:
+    def _within(self, phase: str, function: Any, *, timed_only: bool = False) -> Any:
         @guarded
         def begins() -> str | None:
             on_main = threading.current_thread() is threading.main_thread()
-            return self.session.apart_begins(phase) if on_main else None
+            if not on_main or (timed_only and self.session.timeline is None):
+                return None
+            return self.session.apart_begins(phase)
 
         ends = self._reports("apart_ends")
 

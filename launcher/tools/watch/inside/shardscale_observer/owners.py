@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 STATES = ("params", "frozen", "master", "masks", "grads", "optimizer", "buffers")
-WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WRAPPERS = (
+    *("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
+    "_forward_module",  # Lightning Fabric's
+)
 
 
 class Owners:
@@ -17,27 +21,36 @@ class Owners:
     """True meanwhile: a tensor of a library's own kind, as torchao's, may read a value to say what
     it consists of, which the program does not."""
 
-    def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
+    def __init__(
+        self,
+        modules: Iterable[Any],
+        optimizers: Iterable[Any],
+        prefixes: Mapping[Any, str] = MappingProxyType({}),
+    ) -> None:
+        """`prefixes` stand in front of the names in a module."""
         self.entries: dict[int, tuple[str, str, str, int]] = {}
         """Address -> (category, module, device type, bytes)."""
         Owners.are_sought = True
         try:
-            self._seek(modules, optimizers)
+            self._seek(modules, optimizers, prefixes)
         finally:
             Owners.are_sought = False
 
-    def _seek(self, modules: Iterable[Any], optimizers: Iterable[Any]) -> None:
+    def _seek(
+        self, modules: Iterable[Any], optimizers: Iterable[Any], prefixes: Mapping[Any, str]
+    ) -> None:
         names: dict[int, str] = {}
         for module in modules:
+            prefix = prefixes.get(module, "")
             for name, parameter in module.named_parameters():
-                owner = module_of(name)
+                owner = module_of(prefix + name)
                 names.setdefault(id(parameter), owner)
                 self._add("params" if parameter.requires_grad else "frozen", owner, parameter)
                 # ZeRO-3's shard; the parameter itself is empty between uses
                 self._add("params", owner, getattr(parameter, "ds_tensor", None))
                 self._add("grads", owner, parameter.grad)
             for name, buffer in module.named_buffers():
-                self._add("frozen", module_of(name), buffer)
+                self._add("frozen", module_of(prefix + name), buffer)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -168,7 +168,10 @@ def recurrent_networks() -> list[str]:
 
 
 def prepares_data(recorder: Any, module: Any) -> bool:
-    """Return True for a transform of samples, in a loader's process or this one."""
+    """Return True for a transform of samples, in a loader's process or this one, and for one of a
+    weight, such as its norm."""
+    if type(module).__name__ == "ParametrizationList":
+        return True
     if recorder.torch.utils.data.get_worker_info() is not None:
         return True
     before = recorder.file is None or recorder.phase == "data"

@@ -48,7 +48,8 @@ class Recorder:
         """Modules that are in their forward now, outermost first."""
         self.names: dict[int, str] = {}
         self.roots: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._parameters = 0  # of the largest of them
+        self.prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._parameters = 0  # of the largest root
         self._shape: dict[str, Any] = {}  # of its batches
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.has_optimizer: bool | None = None
@@ -276,7 +277,7 @@ class Recorder:
             )
 
     def owners(self) -> Owners:
-        return Owners(outermost_first(self.roots), list(self.optimizers))
+        return Owners(outermost_first(self.roots), list(self.optimizers), self.prefixes)
 
     def mark_owners(self) -> None:
         if self.recording:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import linecache
 import opcode
@@ -23,7 +24,15 @@ _HOLDS = re.compile(
     r"|^\s*assert (?!not\b)"  # a program that is to be rehearsed passes its own checks
     r"|0\.0 <= lr"  # an optimizer checks a learning rate on the device
     r"|\bnormal\("  # its C++ asks whether all standard deviations are valid
+    r"|loss[\w.()\[\]]*\s*<=?\s*[\w.]*(best|lowest|min)"  # that falls
 )
+_LOSS = re.compile(
+    r"loss(?!\w*(mask|weight|scal|count|tok|num|len))|\bcrit(erion)?\b|\bppl\b|perplexity|\bnll|"
+    r"entropy|\br?mse\b",
+    re.IGNORECASE,
+)
+_FALLS_TO = 0.99
+"""Of a loss by each step: a program may end where none falls."""
 _READERS_OF_TORCH = ("grad_scaler.py", f"{os.sep}torch{os.sep}distributions{os.sep}")
 """Files of torch's own that say what they read a value for."""
 _OPTIMIZERS = f"{os.sep}torch{os.sep}optim{os.sep}"
@@ -51,12 +60,42 @@ def frames() -> Iterator[Any]:
         frame = frame.f_back
 
 
+def variables_of(frame: Any) -> dict[str, Any]:
+    """Return a frame's variables, and have the frame hold none of them longer than it would.
+
+    Before Python 3.13 a function's frame keeps what was read of it, tensors that its code has
+    deleted by then, too.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    own = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
+    # the frame, this function and the call refer to it; one more is the program's `locals()`
+    if own and sys.getrefcount(kept) == 3:
+        kept.clear()
+    return found
+
+
 def places() -> Iterator[Place]:
     """Yield the places of the frames from the reader outwards."""
     for number, frame in enumerate(frames()):
         code = frame.f_code
         call = _source(code, frame.f_lasti) if number == 0 else ""
         yield Place(code.co_filename, frame.f_lineno, code.co_name, call)
+
+
+def falls(place: Place) -> bool:
+    """Return True where a number that is read is a loss, by the narrowest source that says so."""
+    for text in (place.call, linecache.getline(place.file, place.line), place.function):
+        if _LOSS.search(text):
+            return True
+        if _DOES_NOT_HOLD.search(text):
+            return False
+    return False
+
+
+def loss_after(steps: int) -> float:
+    """Return what a loss is after so many steps, the same on all ranks."""
+    return _FALLS_TO**steps
 
 
 def answer(place: Place, *, boolean: bool, mask: bool = False) -> int:

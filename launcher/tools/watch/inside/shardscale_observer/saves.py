@@ -1,4 +1,4 @@
-"""Follow what saves checkpoints besides torch.save."""
+"""Follow what saves checkpoints besides torch.save, and what loads them between steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ _FUNCTIONS = {
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
     "safetensors.torch": ("save_file",),
 }
-"""Module -> its functions."""
+"""Module -> its functions that save."""
+_LOADER = "torch.distributed.checkpoint.state_dict_loader"
 
 
-def follow_saves(within: Callable[[str, Any], Any]) -> None:
-    """Have each of them run in the phase `checkpoint` once its module is imported."""
+def follow_saves(within: Callable[..., Any]) -> None:
+    """Have each of them run in the phase `checkpoint` once its module is imported; what loads, only
+    beside a step whose seconds are counted: to the bytes of a run it is no save."""
 
     def follow(module: Any) -> None:
         for name in _FUNCTIONS[module.__name__]:
             setattr(module, name, within("checkpoint", getattr(module, name)))
 
+    def follow_load(module: Any) -> None:
+        module.load = within("checkpoint", module.load, timed_only=True)
+
     for module in _FUNCTIONS:
         after_import(module, follow)
+    after_import(_LOADER, follow_load)

@@ -13,8 +13,7 @@ from shardscale_observer.errors import (
 )
 from shardscale_observer.history import History
 from shardscale_observer.leaving import leave
-from shardscale_observer.owners import unwrapped
-from shardscale_observer.parts import is_beside_steps, owner_of
+from shardscale_observer.parts import is_beside_steps, name_of, named, owner_of
 from shardscale_observer.rank_file import RankFile, rank_of_process
 from shardscale_observer.reading import (
     data_ranks,
@@ -72,10 +71,7 @@ class Session(Recorder):
             self._parameters = -1
         if not self.torch.is_grad_enabled() or module in self.roots:
             return
-        names = {id(inner): unwrapped(name) for name, inner in module.named_modules()}
-        # the names of the outer module, whichever is called first
-        holds_others = any(id(root) in names for root in self.roots)
-        self.names = self.names | names if holds_others else names | self.names
+        self.names = named(module, self.names, self.roots, self.prefixes)
         self.roots.add(module)
         if is_trainable(module) and parameters_of(module) > self._parameters:
             self._describe(module, args, kwargs)
@@ -292,8 +288,8 @@ class Session(Recorder):
         self.end("loop")
         leave(1)
 
-    def mark_module(self, module: Any) -> None:
-        """Allocations from now on are made inside this module; None: outside of all."""
+    def mark_module(self) -> None:
+        """Allocations from now on are made inside the innermost module that is in its forward."""
         if self.recording:
-            name = "" if module is None else self.names.get(id(module), type(module).__name__)
+            name = name_of(self.modules, self.names)
             self.history.mark("module", name)  # type: ignore[union-attr]

@@ -7,7 +7,8 @@ other read is answered by a stated rule, in this order:
 1. what --answer says for the line;
 2. 0 or false where its source speaks of inf, nan, invalid, an overflow, or a stop;
 3. true where it speaks of finite, allclose, equal or all(...), or asserts;
-4. false for other booleans, 1 for integers, 1.0 for other numbers: a loss, a norm.
+4. a loss is 1.0 and falls by a hundredth with each step;
+5. false for other booleans, 1 for integers, 1.0 for other numbers: a norm.
 
 Of copies of more than SMALL elements masks are true, and others 0, which is not listed.
 
@@ -24,10 +25,10 @@ import warnings
 from typing import Any
 
 from shardscale_observer.errors import is_of_program
-from shardscale_observer.experts import list_of_experts, share_of_expert, tokens_of_experts
+from shardscale_observer.experts import list_of_experts, share_of_mask, tokens_of_experts
 from shardscale_observer.held import held, hold, on_device
 from shardscale_observer.owners import Owners
-from shardscale_observer.rules import Place, answer, places
+from shardscale_observer.rules import Place, answer, falls, loss_after, places
 
 SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
@@ -45,6 +46,7 @@ class Values:
         self._answers = answers
         self._waits = waits
         self.places: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._steps = 0
         self._in_step: dict[tuple[str, ...], int] = {}
         self._counts: dict[tuple[str, ...], tuple[int, int]] = {}
         self._recall = ctypes.CDLL(None).shardscale_recall  # of the null GPU: bytes that are known
@@ -77,7 +79,8 @@ class Values:
         module._str = text
 
     def next_step(self) -> None:
-        """Count reads of a line anew."""
+        """Count reads of a line anew, and let losses fall."""
+        self._steps += 1
         self._in_step.clear()
 
     def _implement(self, name: str, function: Any) -> None:
@@ -97,7 +100,7 @@ class Values:
 
     def _nonzero(self, tensor: Any) -> Any:
         """Return coordinates as if every element were nonzero, the most that it can take, or those
-        of one expert of a mixture, where it is not known which are."""
+        of one expert of a mixture or one turn of a loop, where it is not known which are."""
         _note_wait()
         count = tensor.numel()
         if count and (known := self._known(tensor)) is not None:
@@ -105,8 +108,8 @@ class Values:
         if (listed := list_of_experts(tensor)) is not None:
             self._note("nonzero", f"all {len(listed)} experts")
             return listed
-        if (share := share_of_expert(tensor)) is not None:
-            said = f"{share[0]} of {count} elements: one of {share[1]} experts"
+        if (share := share_of_mask(tensor)) is not None:
+            said = f"{share[0]} of {count} elements: {share[1]}"
             self._note("nonzero", said)
             count = share[0]
         else:
@@ -170,17 +173,27 @@ class Values:
                     self._note(call, value, frames)
                     return value
         boolean = dtype is self._torch.bool
+        reader = frames[0] if frames else NOWHERE
+        if default is None and dtype.is_floating_point and falls(reader):
+            self._note(call, 1.0, frames, falls=True)
+            return loss_after(self._steps)
         value = default
         if value is None:
-            reader = frames[0] if frames else NOWHERE
             value = _as_type(answer(reader, boolean=boolean, mask=mask), dtype)
         self._note(call, value, frames)
         return value
 
     def _note(
-        self, call: str, given: Any, frames: list[Place] | None = None, *, count: int | None = None
+        self,
+        call: str,
+        given: Any,
+        frames: list[Place] | None = None,
+        *,
+        count: int | None = None,
+        falls: bool = False,
     ) -> None:
-        """List a read; `count` is how many elements it got, which may differ from time to time."""
+        """List a read; `count` is how many elements it got, which may differ from time to time, and
+        `falls` says that what is given is the first answer of all."""
         frames = frames or list(places()) or [NOWHERE]
         own = next((frame for frame in frames if is_of_program(frame.file)), None)
         place = own or frames[0]
@@ -196,6 +209,7 @@ class Values:
                 "library": library,
                 "times": 0,
                 "answer": given,
+                **({"falls": True} if falls else {}),
             },
         )
         if count is not None:

@@ -1,0 +1,57 @@
+"""Programs that end where what they read does not get better."""
+
+from pathlib import Path
+
+import pytest
+from nullgpu.runs import ROOT
+
+import shardscale
+
+BY_HAND = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+criterion = torch.nn.MSELoss()
+inputs = torch.ones(8, 1024, device="cuda")
+best, patience = float("inf"), 0
+while patience < 1:
+    criterion(model(inputs), inputs).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        val_loss = criterion(model(inputs), inputs){read}
+    best, patience = (val_loss, 0) if val_loss < best - 1e-3 else (best, patience + 1)
+"""
+
+
+ENDS = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(9):
+    model(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    if step == 2 and model.weight.norm().item() > 0:
+        break
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("read", [".item()", ""])
+def test_a_loss_that_is_awaited_with_patience_falls(read: str) -> None:
+    found = shardscale.rehearse(BY_HAND.format(read=read), gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 3)
+    assert found.step_s is not None
+    answers = [(one["answer"], one.get("falls")) for one in found.record["ranks"][0]["values"]]
+    assert answers == ([(1.0, True)] if read else [(True, None)])
+
+
+def test_a_program_that_a_value_has_ended() -> None:
+    report = repr(shardscale.rehearse(ENDS, gpu="T4"))
+    assert "if a value that it read has ended it, --answer FILE:LINE=VALUE sets another" in report
+    assert "after those that were recorded: --steps 2 leaves one for them" in report
