@@ -46,7 +46,7 @@ class Efficiency:
 # fp32 reaches 0.40 to 0.46 of the data sheet.
 EFFICIENCIES: Final[dict[Architecture, Efficiency]] = {
     "volta": Efficiency(
-        matmul=0.66, matmul_fp32=0.85, attention=0.25, elementwise=0.82, operator_s=11.3e-6
+        matmul=0.66, matmul_fp32=0.85, attention=0.25, elementwise=0.63, operator_s=11.3e-6
     ),
     "turing": Efficiency(
         matmul=0.60, matmul_fp32=0.80, attention=0.25, elementwise=0.46, operator_s=11.3e-6
