@@ -58,8 +58,8 @@ FAULTS: Final = {
     ),
     "a bucket of DDP is not counted in the forecast": Fault(
         file="launcher/strategies/ddp/forecast.py",
-        right='self._allocate(self.trained, "first")',
-        wrong='self._allocate(self.trained[:1], "first")',
+        right="elements = sum(p.elements for p in self.trained)",
+        wrong="elements = sum(p.elements for p in self.trained[:1])",
         tests=("tests/distributed/test_plan_fake_group.py",),
     ),
     "a clip norm is computed over local shards only": Fault(

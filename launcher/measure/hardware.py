@@ -218,7 +218,7 @@ def gpu_named(name: str) -> Gpu:
         raise UserError(
             f"GPU {name!r} names several: a plan is for one kind of GPU, so plan once for each"
         )
-    if re.search(r"^\d+ ?[x*]|(?:(?<!RT)x|[:*]) ?\d+$", name, re.IGNORECASE):
+    if re.search(r"^\d+ ?[x*]|.(?:(?<!T)x|[:*]) ?\d+$", name, re.IGNORECASE):
         raise UserError(f"GPU {name!r} has a number: give one name, and the number with --gpus")
     gpu = find_gpu(name)
     if gpu is None:

@@ -488,7 +488,7 @@ def test_the_adapters_of_a_run_of_transformers_decoder_are_continued(tmp_path: P
     text = f"model: {config}\ndecoder: transformers\nlora_rank: 2\nlora_targets: q_proj,k_proj\n"
     (tmp_path / "run" / "config.yaml").write_text(text)
     continued = parse_run_config(["--init-from", str(tmp_path / "run")]).model
-    assert (continued.lora_rank, continued.lora_targets) == (2, "q_proj,k_proj")
+    assert (continued.lora_rank, continued.lora_targets) == (2, "k_proj,q_proj")
 
 
 def test_tokens_per_expert_are_counted_once_per_step() -> None:
