@@ -41,7 +41,7 @@ class Mixture(nn.Module):
         received = theirs.view(self.ranks, -1).sum(1).tolist()
         rows: Tensor = Sent.apply(x[order // CHOSEN], received, sent)
         parts = rows.split(theirs.view(self.ranks, -1).sum(0).tolist())
-        print("tokens", *map(len, parts), flush=True)
+        print(f"tokens {' '.join(str(len(part)) for part in parts)}\n", end="", flush=True)
         rows = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
         back: Tensor = Sent.apply(rows, sent, received)
         return torch.zeros_like(x).index_add(0, order // CHOSEN, back)
