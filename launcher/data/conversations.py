@@ -39,6 +39,15 @@ def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
                 f"{where}: 'label' is false, so its answer is a bad one, which fine-tuning would "
                 "learn: keep only the examples whose label is true"
             )
+        if (
+            form == "completions"
+            and "completion" not in record
+            and {"chosen", "rejected"} <= {*record}
+        ):
+            raise UserError(
+                f"{where}: 'chosen' and 'rejected' are a pair for preference training, which "
+                "shardscale has not: rename 'chosen' to 'completion' to fine-tune on it"
+            )
         return read(record, where)
 
     return checked

@@ -419,6 +419,10 @@ CHAT = {"messages": turns("a", "b")}
         ({"prompt": ["a"], "completion": "b"}, "line 3: 'prompt' is ['a'], it must be a string"),
         ({"prompt": "a", "completion": None}, "line 3: 'completion' is None, it must be a string"),
         ({**PAIR, "label": False}, "line 3: 'label' is false, so its answer is a bad one"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "line 3: 'chosen' and 'rejected' are a pair for preference training",
+        ),
         ({"text": "a"}, "line 3 holds a text, and the data begins with prompt and completion"),
         (CHAT, "line 3 holds messages, and the data begins with prompt and completion"),
         (["a"], "line 3 holds no known fields, and the data begins with prompt and completion"),
