@@ -53,7 +53,7 @@ class Extra(TypedDict, total=False):
     base: Base
     """Weights beside the adapters, if the model has any."""
     dtype: Annotated[str, MinLen(1)]
-    """Of the weights that the run began with, as config.json names it."""
+    """Name in config.json for the dtype of the weights that the run began with."""
     pruned: Mapping[str, Any]
     """Report of shardscale prune, if it made the checkpoint."""
     corpus: Annotated[str, MinLen(1)]

@@ -46,7 +46,7 @@ def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
         ):
             raise UserError(
                 f"{where}: 'chosen' and 'rejected' are a pair for preference training, which "
-                "shardscale has not: rename 'chosen' to 'completion' to fine-tune on it"
+                "is not offered: rename 'chosen' to 'completion' to fine-tune on it"
             )
         return read(record, where)
 

@@ -30,7 +30,7 @@ class Buffers:
         self.updates_on: str | None = None
         """Stream of the optimizer's kernels, where it is not the one that computes."""
         self.cublas_workspace_bytes = 0
-        """What cuBLAS keeps for that stream from its first product there on."""
+        """Workspace that cuBLAS keeps for that stream from its first product there on."""
         self.last_may_need_more = False
         """The last rank of a group may have a higher peak than the first."""
 

@@ -23,7 +23,7 @@ from launcher.strategies.zero.engine import import_deepspeed
 
 
 class Request(TypedDict):
-    """What a group of ranks is to run: `main` of a module."""
+    """A group of ranks that is to run `main` of a module."""
 
     ranks: int
     """0: one process, started without torchrun."""

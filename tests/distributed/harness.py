@@ -159,7 +159,7 @@ def forked(
 
 @functools.cache
 def _server() -> "subprocess.Popen[str]":
-    """The process that ranks of this session's tests are forked from."""
+    """The process that all ranks of a test run are forked from."""
     path = os.pathsep.join(map(str, (HERE, HERE.parent, HERE.parents[1])))
     server = subprocess.Popen(
         [sys.executable, str(HERE / "forked_ranks.py")],

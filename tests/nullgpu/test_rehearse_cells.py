@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from nullgpu.runs import ROOT
 
 import shardscale
 
@@ -27,10 +26,8 @@ PARAMS = 4 * 4096 * 4096
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _beside(tmp_path: Path, in_a_folder: None) -> None:
     (tmp_path / "beside.py").write_text("WIDTH = 4096\n")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
 
 
 def test_cells_that_fit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,22 +1,15 @@
 """Programs that end otherwise than by a trained step, and what their reports say of it."""
 
-from pathlib import Path
-
 import pytest
-from nullgpu.runs import ROOT
 
 import shardscale
+
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 MODEL = """\
 import torch; CTC = (torch.ones(8, 1, 4, device="cuda"), torch.ones(1, dtype=torch.int32), [8], [1])
 model = torch.nn.Linear(64, 64, device="cuda")
 """
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a rehearsed program computes on the host has no seconds, and a line says so."""
+"""Work of a rehearsed program on the host has no seconds, and a line says so."""
 
 from pathlib import Path
 

@@ -1,11 +1,10 @@
 """Names of modules in the ledger of a rehearsal."""
 
-from pathlib import Path
-
 import pytest
-from nullgpu.runs import ROOT
 
 import shardscale
+
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 TWO = """\
 import torch
@@ -44,12 +43,6 @@ for step in range(9):
     model(torch.ones(8, device="cuda")).sum().backward()
     optimizer.step()
 """
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
 
 
 def by_module(program: str) -> set[str]:

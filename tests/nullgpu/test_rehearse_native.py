@@ -2,20 +2,14 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
-from nullgpu.runs import ROOT
 
 import shardscale
 
+pytestmark = pytest.mark.usefixtures("in_a_folder")
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("use_orig_params", [False, True])

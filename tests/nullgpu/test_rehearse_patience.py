@@ -1,11 +1,10 @@
 """Programs that end where what they read does not get better."""
 
-from pathlib import Path
-
 import pytest
-from nullgpu.runs import ROOT
 
 import shardscale
+
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 BY_HAND = """\
 import torch
@@ -34,12 +33,6 @@ for step in range(9):
     if step == 2 and model.weight.norm().item() > 0:
         break
 """
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("read", [".item()", ""])

@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from nullgpu.runs import ROOT
 from nullgpu.test_rehearse_programs import TORCHRUN
 
 import shardscale
 from launcher.forecast.machine import Machine
+
+pytestmark = pytest.mark.usefixtures("in_a_folder")
 
 LOOP = """\
 import torch
@@ -19,12 +20,6 @@ for step in range({steps}):
     optimizer.step()
     optimizer.zero_grad()
 """
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])

@@ -212,8 +212,8 @@ class Zero12(FlatBuffers):
         self.in_bucket, self.filled = [], 0
 
     def _slices(self) -> list[tuple[int, int]]:
-        """(rank, elements) of the pieces that a bucket is reduced in: neighbours that go to one
-        rank are one piece, but not those that this rank adds to its fp32 part one by one."""
+        """(rank, elements) of the pieces that a bucket is reduced in: adjacent ones that go to
+        one rank are one piece, but not those that this rank adds to its fp32 part one by one."""
         slices: list[tuple[int, int]] = []
         before = -1
         for p in self.in_bucket:

@@ -32,7 +32,7 @@ _LOSS = re.compile(
     re.IGNORECASE,
 )
 _FALLS_TO = 0.99
-"""Of a loss by each step: a program may end where none falls."""
+"""Factor of a loss for each step: a program may end where none falls."""
 _READERS_OF_TORCH = ("grad_scaler.py", f"{os.sep}torch{os.sep}distributions{os.sep}")
 """Files of torch's own that say what they read a value for."""
 _OPTIMIZERS = f"{os.sep}torch{os.sep}optim{os.sep}"
