@@ -25,6 +25,7 @@ PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter
 NAMESPACES = ("--mount", "--uts", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 TIMEOUT_S = 600.0  # only ends what hangs
 CPUS, GPUS = 4, 2  # of each node, as far as Slurm is concerned
+GPU_TYPE = "a100"
 
 
 def why_not() -> str | None:
@@ -204,12 +205,12 @@ class Cluster:
             device = folder / "dev" / f"nvidia{number}"
             os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         (folder / "gres.conf").write_text(
-            f"AutoDetect=off\nName=gpu File={folder}/dev/nvidia[0-{GPUS - 1}]\n"
+            f"AutoDetect=off\nName=gpu Type={GPU_TYPE} File={folder}/dev/nvidia[0-{GPUS - 1}]\n"
         )
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         nodes = "".join(
             f"NodeName={name} NodeAddr={ip} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
-            f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory=4000 Gres=gpu:{GPUS}\n"
+            f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory=4000 Gres=gpu:{GPU_TYPE}:{GPUS}\n"
             for name, ip in self._ips.items()
         )
         template = string.Template((HERE / "slurm.conf.template").read_text())

@@ -153,6 +153,19 @@ def test_two_nodes_train_as_two_local_processes(
     assert config["data"] == str(text)
 
 
+def test_gpus_of_a_type_through_submit(cluster: Cluster, text: Path, tmp_path: Path) -> None:
+    flags = (*FLAGS, "--steps=3", "--data", str(text), "--device=auto")  # CPU, where none is real
+    done = submit(cluster, tmp_path, "--gpus-per-node=a100:2", "--", *flags)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split()[1]
+    assert cluster.wait_for_job(job, "COMPLETED", "FAILED") == "COMPLETED", log(tmp_path, job)
+    assert cluster.job(job)["TresPerNode"] == "gres:gpu:a100:2"
+    assert "on 2 processes" in log(tmp_path, job)
+    missing = submit(cluster, tmp_path, "--gpus-per-node=h100:2", "--", *flags)
+    assert missing.returncode == 2
+    assert "Requested node configuration is not available" in missing.stderr
+
+
 def test_one_rank_through_submit(cluster: Cluster, text: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--steps=3", "--data", str(text), "--out", "my runs/first")
     done = submit(cluster, tmp_path, "--gpus-per-node", "0", "--job-name", "a name", "--", *flags)

@@ -24,6 +24,7 @@ class Job:
 
     nodes: int
     gpus_per_node: int
+    gpu_type: str | None
     ranks_per_node: int
     output: str | None
     more: tuple[str, ...]
@@ -36,9 +37,10 @@ class Job:
 
     def options(self) -> list[str]:
         """Options of sbatch; later ones override earlier ones."""
+        typed = f"{self.gpu_type}:" if self.gpu_type else ""
         return [
             f"--nodes={self.nodes}",
-            f"--gpus-per-node={self.gpus_per_node}",
+            f"--gpus-per-node={typed}{self.gpus_per_node}",
             # train.sbatch starts a rank per GPU; without GPUs it reads the ranks from the tasks
             f"--ntasks-per-node={1 if self.gpus_per_node else self.ranks_per_node}",
             *self.more,

@@ -2,13 +2,14 @@
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.config.arguments import parse_run_config
 from launcher.tools.submit.job import Job, NotQueued, fill, sbatch
 from launcher.util.errors import ExitCode, UserError, refusing
-from launcher.util.flags import MOST_RANKS, OptionParser, require_range
+from launcher.util.flags import MOST_RANKS, OptionParser, is_number, require_range
 from launcher.util.startup import loading
 
 OUTPUT = "slurm-%j.out"
@@ -62,9 +63,9 @@ def _parser() -> OptionParser:
     add("-N", "--nodes", type=int, default=1, help="nodes (default: 1)")
     add(
         "--gpus-per-node",
-        type=int,
-        default=1,
-        help="GPUs per node, one rank each (default: 1); 0: CPU",
+        default="1",
+        metavar="[TYPE:]N",
+        help="GPUs per node, one rank each: 4, a100:4 (default: 1); 0: CPU",
     )
     add("--ranks-per-node", type=int, help="ranks per node with --gpus-per-node 0 (default: 1)")
     add(
@@ -82,9 +83,9 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
     if end == len(tokens):
         raise UserError("write -- before the flags of launcher.train: submit --nodes 2 -- --zero 3")
     require_range("--nodes", options.nodes, 1, MOST_RANKS)
-    require_range("--gpus-per-node", options.gpus_per_node, 0, MOST_RANKS)
+    gpu_type, gpus_per_node = _gpus(options.gpus_per_node)
     require_range("--ranks-per-node", options.ranks_per_node, 1, MOST_RANKS)
-    if options.gpus_per_node and options.ranks_per_node:
+    if gpus_per_node and options.ranks_per_node:
         raise UserError(
             f"--ranks-per-node {options.ranks_per_node} is for jobs without GPUs: "
             f"--gpus-per-node {options.gpus_per_node} gives a rank to each GPU"
@@ -99,12 +100,28 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Job]:
             )
     return options, Job(
         nodes=options.nodes,
-        gpus_per_node=options.gpus_per_node,
-        ranks_per_node=options.gpus_per_node or options.ranks_per_node or 1,
+        gpus_per_node=gpus_per_node,
+        gpu_type=gpu_type,
+        ranks_per_node=gpus_per_node or options.ranks_per_node or 1,
         output=options.output,
         more=tuple(more),
         arguments=tuple(tokens[end + 1 :]),
     )
+
+
+def _gpus(text: str) -> tuple[str | None, int]:
+    """Read `4` or `a100:4` as type and number of GPUs.
+
+    Raises:
+        UserError: neither.
+    """
+    kind, colon, number = text.rpartition(":")
+    if not is_number(number, int) or (colon and not re.fullmatch(r"[\w.-]+", kind)):
+        raise UserError(
+            f"--gpus-per-node {text} must be a number of GPUs, or a type and a number: 4, a100:4"
+        )
+    require_range("--gpus-per-node", int(number), 0, MOST_RANKS)
+    return kind or None, int(number)
 
 
 def _check(token: str) -> None:
@@ -117,7 +134,8 @@ def _check(token: str) -> None:
     letter = name[1:].lstrip(LETTERS_WITHOUT_VALUE)[:1] if short else ""
     if name in DECIDED or (letter and letter in DECIDED_LETTERS):
         raise UserError(
-            f"{token} is set by the batch script: give --nodes, --gpus-per-node or --ranks-per-node"
+            f"{token} is set by the batch script: give --nodes, --gpus-per-node ([TYPE:]N, as "
+            "a100:4) or --ranks-per-node"
         )
     meant = [option for option in (*DECIDED, *OWN) if option.startswith(name)]
     if name.startswith("--") and meant:

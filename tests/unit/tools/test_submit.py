@@ -39,6 +39,12 @@ def test_the_script_gets_the_options_and_an_interpreter(
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+def test_gpus_can_have_a_type(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--nodes=2", "--gpus-per-node=a100:4", "--dry-run")
+    script = printed_script(capsys, *options, "--", *SMALL, "--zero", "3", "--global-batch=16")
+    assert " --gpus-per-node=a100:4 --ntasks-per-node=1\n" in script
+
+
 def test_a_log_folder_that_slurm_names_is_left_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     logs = "--output=/scratch/%u/slurm-%j.out"
     assert f"#SBATCH {logs} " in printed_script(capsys, logs, *CPU, *SMALL, "--device", "cpu")
@@ -112,10 +118,16 @@ def test_a_sweep_is_an_array_of_the_cells_that_can_run_and_a_report(
         (("--sweep", "--", "--grid=seed=1,2", "--context=0"), "seed1: context 0 is not positive"),
         (("--nodes", "2", "--zero", "3"), "write -- before the flags of launcher.train"),
         (("--nodes=0", "--"), "--nodes 0 must be 1 or more"),
+        (("--gpus-per-node=many", "--"), "--gpus-per-node many must be a number of GPUs"),
         (("--nodes=many", "--"), "-N/--nodes: invalid int value: 'many'"),
         (("--gpus-per-node=-1", "--"), "--gpus-per-node -1 must be 0 or more"),
         (("--ranks-per-node=2", "--"), "--ranks-per-node 2 is for jobs without GPUs"),
+        (("--gpus-per-node=a100", "--"), "--gpus-per-node a100 must be a number of GPUs, or a"),
+        (("--gpus-per-node=a100:", "--"), "--gpus-per-node a100: must be a number of GPUs, or a"),
+        (("--gpus-per-node=:4", "--"), "--gpus-per-node :4 must be a number of GPUs, or a type"),
+        (("--gpus-per-node=a100:-1", "--"), "--gpus-per-node -1 must be 0 or more"),
         (("--gres=gpu:2", "--"), "--gres=gpu:2 is set by the batch script"),
+        (("--gres=gpu:h100:8", "--"), "give --nodes, --gpus-per-node ([TYPE:]N, as a100:4) or"),
         # however sbatch lets one write it
         (("-n4", "--"), "-n4 is set by the batch script"),
         (("-HN4", "--"), "-HN4 is set by the batch script"),
