@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any, Final
 
 from launcher.data.chat import ChatTemplate
@@ -17,10 +18,13 @@ _PROMPT_WITH_INPUT: Final = (
     f"{_BELOW}, paired with an input that provides further context. {_RESPOND}\n\n"
     "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
 )
+_CALL: Final = "function_call"
+"""LLaMA-Factory's name of a turn whose value is a call of a tool, or a list of calls, as JSON."""
 _ROLES: Final = {
     **{"human": "user", "user": "user", "system": "system"},
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
     **{"observation": "tool", "tool": "tool"},
+    **{_CALL: "assistant"},
 }
 """ShareGPT's name of a speaker -> role."""
 
@@ -167,6 +171,38 @@ def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
                 f"{here}: 'from' is {speaker!r:.40}, it must be one of {', '.join(_ROLES)}"
             )
         content = string_of(turn, "value", here)
-        weight = turn.get("weight")
-        messages.append({"role": _ROLES[speaker], "content": content, "weight": weight})
+        message = {"role": _ROLES[speaker], "content": content, "weight": turn.get("weight")}
+        if speaker == _CALL:
+            message |= {"content": "", "tool_calls": _calls(content, here)}
+        messages.append(message)
     return {"messages": messages, "tools": record.get("tools") or None}
+
+
+def _calls(text: str, where: str) -> list[dict[str, Any]]:
+    """Return the calls of tools in a text of JSON as those of a message.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(c, dict) and {"name", "arguments"} <= {*c} for c in calls):
+        raise UserError(
+            f"{where}: the value of its {_CALL} is {text!r:.40}, it must be a JSON object with "
+            "name and arguments, or a list of such"
+        )
+    return [
+        {
+            "type": "function",
+            # as OpenAI writes them: a text, which templates that take objects get decoded
+            "function": {**call, "arguments": _json_text(call["arguments"])},
+        }
+        for call in calls
+    ]
+
+
+def _json_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

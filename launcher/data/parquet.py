@@ -23,6 +23,8 @@ def read_column(path: Path, field: str) -> Iterator[str]:
     with _opened(path) as file:
         import pyarrow as pa
 
+        if not file.metadata.num_rows:  # whatever its columns: it may have been for messages
+            return
         schema = file.schema_arrow
         check_fields(schema.names, field, str(path))
         kind = schema.field(field).type

@@ -234,6 +234,28 @@ def test_arguments_and_tools_may_be_texts_of_json(
     assert f"<call>weather{arguments}</call>" in text
 
 
+@pytest.mark.parametrize("written", ["c.function.arguments | tojson", "c.function.arguments + ''"])
+def test_calls_in_conversations_are_learned(written: str, tmp_path: Path) -> None:
+    """As LLaMA-Factory's ShareGPT has them, for templates that take objects and that take texts."""
+    pytest.importorskip("transformers")
+    said = "{{ c.function.name }}{{ " + written + " }}"
+    template = CALLS.replace("{{ c.function.name }}", said) + ASKS
+    call = {"name": "weather", "arguments": {"city": "Bern"}}
+    turns = [
+        {"from": "human", "value": "Weather?"},
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "sunny"},
+        {"from": "function_call", "value": json.dumps([call, call])},
+        {"from": "observation", "value": "rain"},
+        {"from": "gpt", "value": "Rain."},
+    ]
+    path = write(tmp_path / "d.jsonl", [{"conversations": turns, "tools": "[]"}] * 30)
+    tokenizer = f"hf:{chat_tokenizer(tmp_path / 'chat', template)}"
+    _, learned = first_example(opened(path, tokenizer), tokenizer)
+    called = '<call>weather{"city": "Bern"}</call>'
+    assert learned == f"{called}<|im_end|>{called}{called}<|im_end|>Rain.<|im_end|>"
+
+
 def test_half_a_character_in_a_call_is_no_traceback(tmp_path: Path) -> None:
     """JSON can spell it, in a call that was cut off."""
     folder = chat_tokenizer(tmp_path / "chat", CALLS + ASKS)
@@ -722,6 +744,11 @@ def test_a_turn_of_weight_0_is_not_learned(tmp_path: Path) -> None:
             "d.jsonl",
             json.dumps({"conversations": [{"from": "gtp", "value": "x"}]}),
             "'from' is 'gtp'",
+        ),
+        (
+            "d.jsonl",
+            json.dumps({"conversations": [{"from": "function_call", "value": "weather()"}]}),
+            "turn 1: the value of its function_call is 'weather()', it must be a JSON object",
         ),
         ("d.jsonl", json.dumps({"conversations": "x"}), "must be a list of objects with from"),
     ],

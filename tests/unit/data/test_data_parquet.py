@@ -106,3 +106,10 @@ def test_a_file_of_books_is_not_in_memory_at_once(tmp_path: Path) -> None:
     assert next(reading) == texts[0]
     assert pa.total_allocated_bytes() - before < sum(map(len, texts)) / 2
     assert list(reading) == texts[1:]
+
+
+def test_a_file_of_messages_without_rows_is_called_empty(tmp_path: Path) -> None:
+    kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+    pq.write_table(pa.table({"messages": pa.array([], kind)}), tmp_path / "none.parquet")
+    with pytest.raises(UserError, match=r"none\.parquet has 0 documents, too few for train"):
+        open_text(tmp_path / "none.parquet")
