@@ -12,6 +12,7 @@ from launcher.checkpoint.pretrained.companions import choose_tokenizer
 from launcher.checkpoint.store import candidates
 from launcher.config.rules import default_seq_len
 from launcher.config.schema import DataChoice
+from launcher.config.transformers_config import require_own
 from launcher.data import EvaluationBatches, open_corpus, saved_data_choice
 from launcher.model.config import ModelConfig
 from launcher.tools.serve.choice import InferBenchOptions
@@ -39,7 +40,8 @@ def open_run(run: Path) -> BenchRun:
     """Read a run, or one of its checkpoints.
 
     Raises:
-        UserError: no checkpoint, or one that does not record its tokenizer and text.
+        UserError: no checkpoint, one that does not record its tokenizer and text, or one of another
+            decoder than ours.
     """
     checkpoint = Checkpoint.open(candidates(run)[0])
     model, saved = saved_model(checkpoint.extra), checkpoint.extra.get("config", {})
@@ -48,6 +50,7 @@ def open_run(run: Path) -> BenchRun:
         raise UserError(
             f"{run} has no tokenizer, so no prompt can be encoded: give a run of launcher.train"
         )
+    require_own(model, f"{run}: shardscale infer-bench")
     if "data" not in saved:
         raise UserError(
             f"{run} does not record its training text, whose validation split is needed: give a "

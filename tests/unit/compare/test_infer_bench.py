@@ -105,6 +105,18 @@ def test_runs_and_engines_stand_in_one_table(
     assert '"inference":{"titles"' in (runs / "report.html").read_text()
 
 
+def test_a_decoder_that_no_engine_knows_is_rejected(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each engine said so in its row, which was n/a."""
+    flags = ["--decoder=examples.decoder:build", "--layers=1", "--seq-len=16", "--micro-batch=2"]
+    flags += [f"--data={runs.parent / 'text.txt'}", "--steps=1", "--device=cpu"]
+    train(*flags, "--report-to=none", f"--out={tmp_path / 'own'}")
+    assert verb(tmp_path / "own", *QUICK) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "own: shardscale infer-bench knows shardscale's own decoder only, and examples" in said
+
+
 def test_the_reference_may_be_measured_last(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
