@@ -160,6 +160,15 @@ class FolderLock:
                 return file.read().strip() or "a process"
         return None
 
+    def left_by(self) -> str | None:
+        """Describe the process of this host that locked the folder and has ended; None where it
+        lives, or may: locks of another host are not seen on every file system."""
+        with contextlib.suppress(OSError):
+            if self.holder() is None:
+                last = self._path.read_text(encoding="utf-8").strip()
+                return last if last.endswith(f" on {socket.gethostname()}") else None
+        return None
+
 
 @contextlib.contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from launcher.util.page import page_html
 from launcher.util.tables import say
 
 _STATES = {"completed": "green", "oom": "red", "failed": "red", "running": "yellow"}
-_STATES |= {"timeout": "red", "interrupted": "yellow"}
+_STATES |= {"timeout": "red", "interrupted": "yellow", "lost": "red"}
 _LONG_NAME = 40  # longer names wrap on a narrow terminal
 CURVE_POINTS = 500
 GAP_POINTS = 250

@@ -23,7 +23,11 @@ from launcher.measure.records import GpuRecord, Status, Summary, SweepRow
 from launcher.strategies import VARIANTS
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import one_line
+from launcher.util.files import FolderLock
 
+_LOST = "lost"
+"""State of a run whose status is "running" and whose process is gone: its agent, which would have
+written the end, was killed with it."""
 _RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 # Fields read from each file; others are ignored.
 _STATUS = typing.get_type_hints(Status)
@@ -81,6 +85,8 @@ def load_run(name: str, found: FoundRun) -> Run:
     state = str(status.get("state", "unknown"))
     if cell is not None and _overrides(cell, state):
         state, reason = cell.state, cell.reason or reason
+    if state == "running" and (process := FolderLock(path).left_by()) is not None:
+        state, reason = _LOST, f"{process} ended before it could write why: go on with --resume"
     return Run(
         name=name,
         path=path if has_folder else None,

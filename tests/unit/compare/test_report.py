@@ -8,6 +8,9 @@ import math
 import os
 import re
 import shutil
+import socket
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,24 @@ def test_a_run_without_a_summary_is_a_row_with_what_its_steps_say(tmp_path: Path
     assert row["step_time_s"] == pytest.approx(0.25)
     assert (row["perplexity"], row["test_loss"], row["position"]) == (None, None, None)
     assert (row["state"], row["reason"]) == ("failed", "NCCL")
+
+
+def test_a_killed_run_is_lost_and_one_that_may_live_is_running(tmp_path: Path) -> None:
+    ours, elsewhere = (write_run(tmp_path / n, state="running") for n in ("ours", "elsewhere"))
+    (elsewhere / ".lock").write_text("process 4 on another.host\n")
+    take = "import sys, pathlib; from launcher.util.files import FolderLock\n"
+    take += "lock = FolderLock(pathlib.Path(sys.argv[1])); assert lock.take(); print(flush=True)\n"
+    command = [sys.executable, "-c", take + "input()", str(ours)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert rows_of(report_of(tmp_path))["ours"]["state"] == "running"
+        process.kill()
+    rows = rows_of(report_of(tmp_path))
+    assert rows["ours"]["state"] == "lost"
+    said = f"process {process.pid} on {socket.gethostname()} ended before it could write why"
+    assert str(rows["ours"]["reason"]).startswith(said)
+    assert rows["elsewhere"]["state"] == "running"
 
 
 def test_damage_is_noted_and_never_a_crash(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ function runCell(row, column, best) {
       swatch(colourOf(runs.indexOf(row))), document.createTextNode(text));
   }
   if (column.key === "state") {
-    const known = ["completed", "oom", "failed", "timeout"].includes(value) ? value : "";
+    const known = ["completed", "oom", "failed", "timeout", "lost"].includes(value) ? value : "";
     return html("td", {}, html("span", { className: `state ${known}`, text }));
   }
   if (column.key === "strategy") {
