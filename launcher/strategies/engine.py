@@ -30,8 +30,9 @@ class LossScale:
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
 
     scale: Annotated[float, Interval(gt=0, lt=2**128)]  # fp32 ends at 2**128
-    good_steps: Annotated[int, Interval(ge=0, lt=2**31)]
-    """Steps since it last changed."""
+    good_steps: Annotated[int, Interval(ge=-1, lt=2**31)]
+    """Steps since it last changed; -1 behind an overflow under DeepSpeed, which does not count the
+    first good step after one."""
 
 
 class StorageCount:

@@ -125,7 +125,8 @@ class ZeroEngine:
         # first good step after it: it doubles the scale a step later than torch.
         good_steps = scaler.cur_iter - 2 - scaler.last_overflow_iter
         return LossScale(
-            scale=float(scaler.cur_scale), good_steps=max(good_steps, 0) % scaler.scale_window
+            scale=float(scaler.cur_scale),
+            good_steps=good_steps % scaler.scale_window if good_steps > 0 else good_steps,
         )
 
     def set_loss_scale(self, value: LossScale) -> None:

@@ -59,7 +59,8 @@ def take(engine: Any, steps: int) -> None:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        (0, LossScale(scale=2.0, good_steps=0)),
+        (0, LossScale(scale=2.0, good_steps=-1)),
+        (1, LossScale(scale=2.0, good_steps=0)),
         (2000, LossScale(scale=2.0, good_steps=1999)),
         (2001, LossScale(scale=4.0, good_steps=0)),
         (5000, LossScale(scale=8.0, good_steps=999)),
@@ -87,6 +88,27 @@ def test_the_scale_grows_as_soon_where_a_run_of_deepspeed_resumes(steps: int, ot
         assert resumed.loss_scale() == zero.loss_scale()
 
 
+def test_a_run_saved_behind_an_overflow_grows_as_late_as_without_a_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    zero, resumed, torchs = of_deepspeed(), of_deepspeed(), of_torch()
+    from deepspeed.runtime.fp16 import loss_scaler
+
+    monkeypatch.setattr(loss_scaler.dist, "get_rank", lambda: 0)
+    take(zero, 5)
+    zero._engine.optimizer.loss_scaler.update_scale(True)
+    saved = zero.loss_scale()
+    assert saved is not None
+    for engine in (resumed, torchs):
+        engine.set_loss_scale(saved)
+    assert torchs.loss_scale() == LossScale(scale=1.0, good_steps=0)  # torch's own count
+    for more in (WINDOW, 1):
+        take(zero, more)
+        take(resumed, more)
+        assert resumed.loss_scale() == zero.loss_scale()
+    assert zero.loss_scale() == LossScale(scale=2.0, good_steps=0)
+
+
 def test_more_good_steps_than_torch_waits_for_let_the_next_one_grow() -> None:
     """As older versions have saved them, and DeepSpeed files with a longer window do."""
     engine = of_torch()
@@ -104,4 +126,4 @@ def test_deepspeed_leaves_the_end_of_a_run_that_overflows_to_the_run(
     monkeypatch.setattr(loss_scaler.dist, "get_rank", lambda: 0)
     for _ in range(MOST_IN_A_ROW):
         zero._engine.optimizer.loss_scaler.update_scale(True)
-    assert zero.loss_scale() == LossScale(scale=1.0, good_steps=0)
+    assert zero.loss_scale() == LossScale(scale=1.0, good_steps=-1)
