@@ -13,6 +13,7 @@ import importlib
 import inspect
 import json
 import os
+import random
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -260,6 +261,7 @@ def _check_forward(inner: nn.Module) -> None:
         return read[-1]
 
     cast(Any, head).forward = record
+    before = random.getstate()
     try:
         with torch.device("meta"):
             found = inner(torch.zeros(2, 8, dtype=torch.int64))
@@ -277,6 +279,9 @@ def _check_forward(inner: nn.Module) -> None:
             f"its forward does more than return what {path} computes, its last Linear by order of "
             "registration: return that, as [batch, tokens, vocabulary]"
         )
+    if random.getstate() != before:  # ranks that skip different blocks wait for each other
+        said = "its forward draws random numbers of Python: multiply by a random tensor instead of"
+        raise UserError(f"{said} skipping blocks at random")
     if unused:  # DDP waits for its gradient, and reduces none until then
         raise UserError(
             f"{unused[0]} has no effect on its logits: use it, leave it out, or freeze it with "

@@ -68,6 +68,11 @@ CHANGES = {
         "def change(self): self.blocks[1].more = nn.Linear(8, 8)",
         "blocks.1.more.weight has no effect on its logits: use it",
     ),
+    "blocks skipped at random": (  # whether or not this forward skips one
+        "def change(self): pass\n    def forward(self, t):\n"
+        "        import random\n        random.random()\n        return super().forward(t)",
+        "its forward draws random numbers of Python: multiply by a random tensor instead of",
+    ),
     "a parameter of outside": (
         "def change(self): self.blocks[0].shared = SHARED",
         "blocks.0.shared is made outside",
