@@ -275,7 +275,7 @@ def check_init_from(resolved: Resolved) -> None:
                 "memory and speed"
             )
         return
-    from launcher.checkpoint.pretrained.stored import open_stored
+    from launcher.checkpoint.pretrained.stored import check_stays, open_stored
 
     by = resolved.config.model.decoder
     with naming("--init-from"), open_stored(folder, by) as weights:
@@ -284,6 +284,8 @@ def check_init_from(resolved: Resolved) -> None:
                 f"{folder}: has no masks that --masks could hold: make them with shardscale prune, "
                 "or leave --masks out"
             )
+        if resolved.model.lora is not None:
+            check_stays(weights)
         if weights.config.lora is not None and resolved.model.lora is None:
             raise UserError(
                 f"{folder}: has adapters, and this run trains all weights: merge them first with "

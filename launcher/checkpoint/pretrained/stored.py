@@ -28,6 +28,7 @@ from launcher.model.foreign.config import ForeignConfig
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import parameter_shapes, trained_shapes
 from launcher.util.errors import UserError, naming
+from launcher.util.files import FolderLock
 from launcher.util.json_file import read_json
 
 
@@ -212,6 +213,29 @@ def check_base(checkpoint: Checkpoint, found: Base) -> None:
         raise UserError(
             f"checkpoint {checkpoint.path}: holds adapters that were trained beside the weights of "
             f"{where}, and these are others ({found.path or found.fingerprint}): give the same"
+        )
+
+
+def check_stays(base: Stored) -> None:
+    """Refuse a checkpoint as the base of adapters, which they do not hold, if the run that saved it
+    is alive and will remove it.
+
+    Raises:
+        UserError: its run keeps only the newest checkpoints, or has saved this one by the clock.
+    """
+    if not isinstance(base, CheckpointWeights):
+        return
+    checkpoint = base.checkpoint
+    keep = checkpoint.extra.get("config", {}).get("keep")
+    holder = None
+    with contextlib.suppress(OSError):  # a file system without locks
+        holder = FolderLock(checkpoint.run_folder).holder()
+    if holder is not None and (keep is not None or checkpoint.extra.get("by_clock")):
+        kept = "replaces it when it saves again" if keep is None else f"keeps the newest {keep}"
+        raise UserError(
+            f"checkpoint {checkpoint.path}: adapters need it as long as they are used, and its run "
+            f"is alive ({holder}) and {kept}: give a copy made by shardscale export, or wait for "
+            "its end"
         )
 
 

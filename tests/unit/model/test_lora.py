@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from launcher.checkpoint import Checkpoint
 from launcher.checkpoint.pretrained.loading import build, open_source
-from launcher.checkpoint.pretrained.stored import open_stored
+from launcher.checkpoint.pretrained.stored import CheckpointWeights, check_stays, open_stored
 from launcher.checkpoint.pretrained.transformed import Merged
 from launcher.config.model import ModelChoice, adapter_flags
 from launcher.config.resolve import resolve
@@ -31,6 +32,7 @@ from launcher.strategies.parameters import parameters_of, trained_shapes
 from launcher.tools.exchange import export_cli, import_cli
 from launcher.tools.generate import generate_cli as generate
 from launcher.util.errors import UserError
+from launcher.util.files import FolderLock
 
 SHAPE: dict[str, Any] = {"vocab_size": 257, "context": 32, "layers": 2, "heads": 4, "d_model": 32}
 LLAMA = {
@@ -568,6 +570,22 @@ def test_a_base_that_is_gone_is_named(trained: Path) -> None:
             pass
     finally:
         (trained / "elsewhere").rename(base)
+
+
+@pytest.mark.parametrize("changes", [{"config": {"keep": 1}}, {"by_clock": True}])
+def test_a_base_that_its_run_will_remove_is_rejected(trained: Path, changes: Any) -> None:
+    lock = FolderLock(trained / "base")
+    with open_stored(trained / "base") as base:
+        assert isinstance(base, CheckpointWeights)
+        assert lock.take()
+        check_stays(base)  # of a living run that keeps all
+        base.checkpoint = dataclasses.replace(
+            base.checkpoint, extra={**base.checkpoint.extra, **changes}
+        )
+        with pytest.raises(UserError, match=rf"its run is alive \(process {os.getpid()} on "):
+            check_stays(base)
+        del lock  # its run has ended
+        check_stays(base)
 
 
 def test_a_changed_base_is_noticed(trained: Path) -> None:
