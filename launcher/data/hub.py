@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from launcher.data.files import (
     HUB_PREFIX,
     TEXT_FIELD,
+    TOKENIZER_FILE,
     copy_files,
     dataset_key,
     field_key,
@@ -31,6 +32,7 @@ from launcher.util.packages import how_to_install
 from launcher.util.sizes import parse_bytes
 
 _SLICE: Final = re.compile(r"(.*)\[:([^\[\]]*)\]")
+_SENTENCEPIECE: Final = "tokenizer.model"
 _UNREACHABLE: Final = (
     "{}: the Hugging Face Hub cannot be reached and {!r} is not in its local cache: connect to the "
     "network, or give a local {}folder"
@@ -271,6 +273,12 @@ def load_from_transformers(tokenizer: str) -> Any:
     needed = f"tokenizer {tokenizer} needs the library transformers: {how_to_install('hf')}"
     with refused(ImportError, needed):
         from transformers import AutoTokenizer
+    files = {path.name for path in Path(name).expanduser().iterdir()} if there else set()
+    if _SENTENCEPIECE in files and TOKENIZER_FILE not in files and not _found("sentencepiece"):
+        raise UserError(
+            f"tokenizer {tokenizer} is a {_SENTENCEPIECE}, which needs the library sentencepiece: "
+            "pip install sentencepiece"
+        )
     try:
         loaded: Any = AutoTokenizer.from_pretrained(
             str(Path(name).expanduser()),
@@ -281,8 +289,8 @@ def load_from_transformers(tokenizer: str) -> Any:
         if is_offline() and not there:
             raise UserError(unreachable) from error
         reason = " ".join(str(error).split())
-        raise UserError(
-            f"tokenizer {tokenizer} cannot be loaded: check the name {name!r} and the network, "
-            f"or give a local folder ({reason})"
-        ) from error
+        fix = f"check the name {name!r} and the network, or give a local folder ({reason})"
+        if there:  # the end of the reason may be a package to install
+            fix = f"save it again with its tokenizer.json, or give another --tokenizer ({reason})"
+        raise UserError(f"tokenizer {tokenizer} cannot be loaded: {fix}") from error
     return loaded

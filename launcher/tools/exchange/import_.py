@@ -24,7 +24,7 @@ from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.pretrained.stored import Adapted, dtype_at, open_stored
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.checkpoint.rank_files import write_shards
-from launcher.config.init_from import ADAPTER_CONFIG, in_words
+from launcher.config.init_from import ADAPTER_CONFIG, in_words, tokenizer_in
 from launcher.config.model import adapter_flags
 from launcher.config.resolve import check_run_folder
 from launcher.data.files import TOKENIZER_FILE
@@ -124,8 +124,8 @@ def _copy_tokenizer(folder: Path, run: Path, config: ModelConfig) -> bool:
         given = str(folder / TOKENIZER_FILE)
         encoder = load_encoder(given)  # refuses what training refuses
         shutil.copyfile(given, target)
-    elif (folder / "vocab.json").is_file():  # older transformers wrote no tokenizer.json
-        given = f"hf:{folder}"
+    elif (found := tokenizer_in(folder)) is not None:  # older transformers wrote no tokenizer.json
+        given = found
         encoder = load_encoder(given)
         encoder.save(target)
     else:

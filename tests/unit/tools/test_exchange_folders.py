@@ -1,5 +1,6 @@
 """Folders of Llama-like models: shards, types, what lies beside the weights, what is refused."""
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -244,6 +245,20 @@ def test_a_tokenizer_of_older_files_is_kept(
     run(export_cli.main, tmp_path / "run", "--out", tmp_path / "out")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert theirs(TEXT)["input_ids"] == expected
+
+
+def test_a_tokenizer_of_sentencepiece_is_not_left_out(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders before tokenizer.json have no other; the import had none, and no word of it."""
+    older = tmp_path / "older"
+    shutil.copytree(folder, older, ignore=shutil.ignore_patterns("*tokenizer*", "*.jinja"))
+    (older / "tokenizer.model").write_bytes(b"\x0a\x0e")
+    assert import_cli.main([str(older), "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert f"tokenizer hf:{older} " in said
+    if importlib.util.find_spec("sentencepiece") is None:
+        assert said.endswith("needs the library sentencepiece: pip install sentencepiece\n")
 
 
 def test_the_end_of_a_turn_ends_a_text_of_an_export(folder: Path, tmp_path: Path) -> None:
