@@ -92,6 +92,8 @@ BY_OPTION = {
     },
 }
 """Verb -> options that another module answers."""
+_TRAINERS = ("launch", "run", "fit", "finetune", "pretrain", "sft")
+"""What other programs call `train`."""
 
 
 def _is_present(module: str) -> bool:
@@ -135,7 +137,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         )
         return ExitCode.REFUSED
     if verb not in VERBS:
-        close = difflib.get_close_matches(verb, VERBS, n=1)
+        close = ["train"] if verb in _TRAINERS else difflib.get_close_matches(verb, VERBS, n=1)
         instead = f"did you mean {close[0]}?" if close else f"use {', '.join(VERBS)}"
         print(f"shardscale: unknown verb {verb!r}: {instead}", file=sys.stderr)
         return ExitCode.REFUSED

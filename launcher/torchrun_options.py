@@ -24,22 +24,29 @@ def is_ours(program: Sequence[str]) -> bool:
     """Return True for `-m launcher.train`.
 
     Raises:
-        UserError: another module of our package, which is not there.
+        UserError: another module of our package, which is not there or starts no ranks.
     """
     if not program or program[0] not in ("-m", "--module"):
         return False
     name = program[-1]
+    if name == "launcher" and _is_our_package():
+        raise UserError(f"-m {name}: its verbs start no ranks; give -m {OUR_MODULE} and its flags")
     if name.startswith("launcher.") and not _is_there(name):
         raise UserError(f"-m {name}: there is no such module; did you mean -m {OUR_MODULE}?")
     return name == OUR_MODULE
 
 
-def _is_there(name: str) -> bool:
+def _is_our_package() -> bool:
     try:
         require_own_package()
-        return importlib.util.find_spec(name) is not None
     except UserError:  # a package of the user's own, of the same name
-        return True
+        return False
+    return True
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return not _is_our_package() or importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:  # below what is no package
         return False
 

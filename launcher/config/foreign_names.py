@@ -63,7 +63,8 @@ _ANSWERS: Final[Mapping[str, str]] = {
     "--no-mask-prompt": "train_on_inputs train_on_prompt",
     "--strategy fsdp": "fsdp use_fsdp",
     _STAGES: "sharding_strategy fsdp_sharding_strategy",
-    "--zero": "zero_stage",
+    "--zero": "zero_stage use_deepspeed",
+    "--deepspeed": "deepspeed_config deepspeed_config_file ds_config",
     "--offload-optimizer cpu": "offload_optimizer_device cpu_offload fsdp_offload_params",
     "--offload-param cpu": "offload_param_device",
     "--tensor-parallel": "tensor_model_parallel_size tp tp_size parallelism.tensor_parallel_degree",
@@ -86,7 +87,8 @@ _ANSWERS: Final[Mapping[str, str]] = {
     f"{_NOT_NEEDED}: every run trains, and reads its test split (--test-batches)": "do_train "
     "do_eval do_predict",
     f"{_NOT_NEEDED}: a run folder is never overwritten": "overwrite_output_dir",
-    f"{_NOT_NEEDED}: torchrun tells each rank by its environment": "local_rank",
+    "torchrun --nproc N -m launcher.train, which tells each rank by its environment; other "
+    "launchers, as deepspeed, pass it as this flag": "local_rank",
     f"{_NOT_NEEDED}: no code of a model is ever run": "trust_remote_code",
 }
 FOREIGN: Final[Mapping[str, str]] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.__main__ import VERBS, usage
+from launcher.__main__ import VERBS, _run, usage
 from launcher.run.console import LEVELS, RunConsole
 from launcher.tools import completion
 from launcher.torchrun import main as torchrun
@@ -33,6 +33,16 @@ def test_version_says_what_is_installed_and_imports_none_of_it() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     others = r"torch \d\S+, deepspeed \d\S+, Python 3\S+"
     assert re.fullmatch(rf"shardscale {re.escape(version)} \({others}\)\nloaded:\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("verb", "meant"), [("launch", "train"), ("finetune", "train"), ("pln", "plan")]
+)
+def test_an_unknown_verb_names_the_one_meant(
+    verb: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(verb, []) == 2
+    assert capsys.readouterr().err == f"shardscale: unknown verb {verb!r}: did you mean {meant}?\n"
 
 
 def test_the_verbs_fit_a_terminal() -> None:

@@ -119,7 +119,10 @@ def test_a_package_of_the_users_own_may_have_our_name(
 ) -> None:
     (tmp_path / "launcher").mkdir()
     (tmp_path / "launcher" / "__init__.py").touch()
+    with pytest.raises(UserError, match=r"-m launcher: its verbs start no ranks; give -m launcher"):
+        is_ours(["-m", "launcher"])
     monkeypatch.chdir(tmp_path)
+    assert not is_ours(["-m", "launcher"])
     assert not is_ours(["-m", "launcher.main"])
 
 
