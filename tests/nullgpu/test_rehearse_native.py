@@ -150,8 +150,10 @@ while True:
     step += 1
 """
     found = shardscale.rehearse(program, gpu="T4")
-    assert (found.verdict, found.record["steps"]) == ("fits", 6)
-    assert "no seconds: not all optimizers that step in turn did in 6 steps" in repr(found)
+    # the first one might step again in as many steps as a round of both has
+    assert (found.verdict, found.record["steps"]) == ("fits", 8)
+    assert found.step_s
+    assert "in turn" not in repr(found)
 
 
 def test_products_of_nested_tensors_have_prices() -> None:

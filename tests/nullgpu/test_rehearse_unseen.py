@@ -87,6 +87,33 @@ def test_an_optimizer_that_has_not_stepped() -> None:
     assert line in repr(found)
 
 
+STAGES = """\
+import torch
+def train(size, steps):
+    model = torch.nn.Linear(size, size, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(steps):
+        model(torch.ones(8, size, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+for size, steps in {stages}:
+    train(size, steps)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stages", "steps"), [([(64, 3), (1024, 9)], 5), ([(64, 2), (128, 2), (1024, 9)], 6)]
+)
+def test_each_stage_of_a_training_has_a_step_beside_its_states(
+    stages: list[tuple[int, int]], steps: int
+) -> None:
+    found = shardscale.rehearse(STAGES.format(stages=stages), gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", steps)
+    states = found.record["ranks"][0]["end"]["by_category"]["optimizer"]
+    assert states == pytest.approx(2 * 4 * 1024 * 1024, rel=0.01)
+    assert found.step_s
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_recurrent_networks_run_without_cudnn(kind: str) -> None:
     loop = LOOP.format(optimizer="SGD", steps=9)

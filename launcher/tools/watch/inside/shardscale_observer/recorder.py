@@ -57,9 +57,6 @@ class Recorder:
         self.backwards = self._backwards_before = 0  # and those before this step
         self.stepping: set[int] = set()
         """Optimizers that have stepped in this step."""
-        self.turns: set[frozenset[int]] = set()
-        """Those of the steps before that are alive: one element, unless optimizers step in turn, as
-        a GAN's."""
         self._in_timeline: list[frozenset[int]] = []
         self.device: int | None = None
         self.values: Any = None
@@ -102,7 +99,7 @@ class Recorder:
             evaluated_after=len(self.evaluated_after - {0}),
             libraries=libraries_in_use(),
             has_optimizer=self.has_optimizer,
-            turns=len(self.turns),
+            turns=len(self._limit.turns),
             **(unseen(self) if self.rehearses else {}),
         )
         if self.device is not None:
@@ -185,7 +182,7 @@ class Recorder:
         self._in_timeline.append(frozenset(self.stepping))
         self.stepping.clear()
         self.stepped = False
-        if alive(self.turns, self.optimizers) <= set(self._in_timeline):
+        if alive(self._limit.turns, self.optimizers) <= set(self._in_timeline):
             return True
         if len(self._in_timeline) >= self.steps:
             self.ends_untimed(f"not all optimizers that step in turn did in {self.steps} steps")
@@ -212,7 +209,7 @@ class Recorder:
         self._close_phase()
         self.phase, self.in_step, self.stepped = "other", False, False
         self.steps += 1
-        self.turns = alive({*self.turns, frozenset(self.stepping)}, self.optimizers)
+        self._limit.step_ends(self.steps, self.stepping, self.optimizers)
         self.stepping.clear()
         assert self._clock is not None
         content = {
