@@ -114,6 +114,23 @@ def test_each_stage_of_a_training_has_a_step_beside_its_states(
     assert found.step_s
 
 
+def test_a_stage_of_the_same_model_and_another_optimizer() -> None:
+    program = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+for steps, kind in ((3, torch.optim.SGD), (9, torch.optim.Adam)):
+    optimizer = kind(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(torch.ones(8, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 5)
+    states = found.record["ranks"][0]["end"]["by_category"]["optimizer"]
+    assert states == pytest.approx(2 * 4 * 1024 * 1024, rel=0.01)
+    assert found.step_s
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_recurrent_networks_run_without_cudnn(kind: str) -> None:
     loop = LOOP.format(optimizer="SGD", steps=9)

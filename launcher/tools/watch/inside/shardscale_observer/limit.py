@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardscale_observer.reading import alive, recurrent_networks
@@ -25,6 +26,8 @@ class Limit:
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.waits_for: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that were made after others had stepped, for the next stage."""
         self._since = 0
         self._before: set[frozenset[int]] = set()
         self.turns: set[frozenset[int]] = set()
@@ -50,7 +53,20 @@ class Limit:
         if recorder.steps >= _MOST * self._steps * turns:
             return True
         least = max(self._steps * turns, self._since + more)
-        return recorder.steps >= least and not unstepped(recorder)
+        if recorder.steps < least or any(one not in self._known for one in self.waits_for):
+            return False
+        return not unstepped(recorder)
+
+
+def making(init: Callable[..., None], report: Callable[[Any], object]) -> Callable[..., None]:
+    """Return an optimizer's `__init__` that reports what it has made."""
+
+    @functools.wraps(init)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        report(self)
+
+    return make
 
 
 def unseen(recorder: Any) -> dict[str, Any]:
