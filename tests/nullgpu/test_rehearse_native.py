@@ -138,6 +138,44 @@ while True:
     assert re.search(r"^A round of rank 0 would take", repr(found), re.MULTILINE)
 
 
+def test_the_gpus_of_dataparallel_compute_side_by_side() -> None:
+    program = """\
+import torch
+model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(2)]).cuda()
+model = torch.nn.DataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(8192, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    found = shardscale.rehearse(program, gpu="T4", gpus=2)
+    assert "launched by no operator" not in repr(found)
+    (rank,) = found.record["ranks"]
+    flops = 2 * 8192 * 4096**2 * 5  # no gradient of the inputs
+    products_s = rank["seconds"]["products_s"]
+    assert products_s == pytest.approx(flops / 8.1e12, rel=0.4)
+    assert found.step_s is not None
+    assert products_s / 2 < found.step_s - rank["seconds"]["messages_s"] < 0.7 * products_s
+
+
+def test_a_loader_that_is_forked_in_the_step_that_is_priced() -> None:
+    program = """\
+import torch
+model = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = torch.utils.data.TensorDataset(torch.ones(16, 64))
+while True:
+    for epoch in range(2):
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        for (x,) in torch.utils.data.DataLoader(rows, batch_size=8, num_workers=1):
+            model(x.cuda()).sum().backward()
+    optimizer.step()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert found.verdict == "fits"
+    assert found.step_s, repr(found)
+
+
 def test_an_optimizer_that_gives_way_to_another_ends_nothing() -> None:
     program = """\
 import torch
@@ -150,8 +188,10 @@ while True:
     step += 1
 """
     found = shardscale.rehearse(program, gpu="T4")
-    assert (found.verdict, found.record["steps"]) == ("fits", 6)
-    assert "no seconds: not all optimizers that step in turn did in 6 steps" in repr(found)
+    # the first one might step again in as many steps as a round of both has
+    assert (found.verdict, found.record["steps"]) == ("fits", 8)
+    assert found.step_s
+    assert "in turn" not in repr(found)
 
 
 def test_products_of_nested_tensors_have_prices() -> None:

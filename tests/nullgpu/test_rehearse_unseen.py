@@ -87,6 +87,50 @@ def test_an_optimizer_that_has_not_stepped() -> None:
     assert line in repr(found)
 
 
+STAGES = """\
+import torch
+def train(size, steps):
+    model = torch.nn.Linear(size, size, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(steps):
+        model(torch.ones(8, size, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+for size, steps in {stages}:
+    train(size, steps)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stages", "steps"), [([(64, 3), (1024, 9)], 5), ([(64, 2), (128, 2), (1024, 9)], 6)]
+)
+def test_each_stage_of_a_training_has_a_step_beside_its_states(
+    stages: list[tuple[int, int]], steps: int
+) -> None:
+    found = shardscale.rehearse(STAGES.format(stages=stages), gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", steps)
+    states = found.record["ranks"][0]["end"]["by_category"]["optimizer"]
+    assert states == pytest.approx(2 * 4 * 1024 * 1024, rel=0.01)
+    assert found.step_s
+
+
+def test_a_stage_of_the_same_model_and_another_optimizer() -> None:
+    program = """\
+import torch
+model = torch.nn.Linear(1024, 1024, device="cuda")
+for steps, kind in ((3, torch.optim.SGD), (9, torch.optim.Adam)):
+    optimizer = kind(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(torch.ones(8, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+    found = shardscale.rehearse(program, gpu="T4")
+    assert (found.verdict, found.record["steps"]) == ("fits", 5)
+    states = found.record["ranks"][0]["end"]["by_category"]["optimizer"]
+    assert states == pytest.approx(2 * 4 * 1024 * 1024, rel=0.01)
+    assert found.step_s
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_recurrent_networks_run_without_cudnn(kind: str) -> None:
     loop = LOOP.format(optimizer="SGD", steps=9)

@@ -1,4 +1,5 @@
-"""Tell whether a program's step can be priced, and in which format it multiplies."""
+"""Tell whether a program's step can be priced, in which format it multiplies, and what kernels in
+Triton move."""
 
 from __future__ import annotations
 
@@ -45,3 +46,35 @@ def _is_compiled() -> bool:
     """Return True if torch.compile has compiled a part of the program."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["stats"]["calls_captured"])
+
+
+def moved_bytes(args: Any, kwargs: Any, names: Any) -> list[int]:
+    """Return the bytes that a kernel of Triton moves: its tensors once, those that it changes in
+    place twice, of each no more than as many elements as it has threads for (a table is not read
+    whole)."""
+    # torch.compile passes the elements per axis as integers (xnumel, rnumel)
+    numbers = [one for one in args if isinstance(one, int) and not isinstance(one, bool)]
+    elements = 1
+    for number in numbers:
+        elements *= max(1, number)
+    sizes = []
+    for place, value in enumerate((*args, *kwargs.values())):
+        if not isinstance(value, torch.Tensor):
+            continue
+        name = str(names[place]) if place < len(names) else ""
+        size = value.numel() * value.element_size()
+        if numbers and name.startswith(("in_", "out_")):
+            size = min(size, elements * value.element_size())
+        sizes.append(2 * size if name.startswith("in_out_") else size)
+    return sizes
+
+
+def multiplies(kernel: Any) -> bool:
+    """Return True for a kernel in Triton that multiplies, perhaps in a function that it calls."""
+    if "TEMPLATE" in str(getattr(kernel, "heuristic_type", "")):
+        return True  # torch.compile's own, of which all do: products, convolutions, FlexAttention
+    function = getattr(kernel, "fn", kernel)
+    functions = [function]
+    if python := getattr(function, "fn", None):  # torch.compile keeps none
+        functions += [python.__globals__.get(name) for name in python.__code__.co_names]
+    return any("tl.dot" in str(getattr(each, "src", "")) for each in functions)

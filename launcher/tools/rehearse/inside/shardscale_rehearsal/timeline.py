@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from shardscale_rehearsal import engines
 from shardscale_rehearsal.composed import is_composite
 from shardscale_rehearsal.flex_attention import flex_attention
-from shardscale_rehearsal.priced import in_tf32, unpriced
+from shardscale_rehearsal.priced import in_tf32, moved_bytes, multiplies, unpriced
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 SCALARS = (bool, int, float, str, type(None))
@@ -35,8 +36,7 @@ _running: Timeline | None = None
 class Timeline:
     """The timeline of a step of this process."""
 
-    def __init__(self, device: int) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
         self._mode = _Mode(self)
         self._numbers: dict[Any, int] = {}
@@ -56,6 +56,7 @@ class Timeline:
             return why
         _running = self
         self._follow_triton()
+        self._follow_threads()
         self._undo += engines.follow(self.hook)
         self._library.shardscale_timeline(True)
         self._mode.__enter__()
@@ -147,7 +148,19 @@ class Timeline:
         return bool(self._operators) and self._operators[-1] is described
 
     def _stream(self) -> Any:
-        return ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
+        device = torch._C._cuda_getDevice()
+        return ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(device))
+
+    def _follow_threads(self) -> None:
+        """Follow the operators of threads that the step starts, as DataParallel does."""
+        run = threading.Thread.run
+        self._undo.append((threading.Thread, "run", run))
+
+        def followed(thread: threading.Thread) -> None:
+            with _Mode(self):
+                run(thread)
+
+        threading.Thread.run = followed  # type: ignore[assignment, method-assign]
 
     def _follow_triton(self) -> None:
         """Count kernels that torch.compile has made, and those that a program has in Triton."""
@@ -167,12 +180,12 @@ class Timeline:
             if _running is not self:
                 return run(kernel, *args, **kwargs)
             names = getattr(getattr(kernel, "fn", kernel), "arg_names", ())
-            sizes = _moved_bytes(args, kwargs, names)
+            sizes = moved_bytes(args, kwargs, names)
             key = (compiled, id(getattr(kernel, "fn", kernel)), tuple(sizes))
             described = {
                 "name": "compiled" if compiled else "triton",
                 "bytes": sizes,
-                "multiplies": _multiplies(kernel),
+                "multiplies": multiplies(kernel),
                 "attention": flex_attention(kernel, names, args),
             }
             with self.operator(key, described):
@@ -193,6 +206,8 @@ class _Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _running is None:  # a forked process, such as a loader's
+            return func(*args, **kwargs)
         if any(type_ not in PLAIN for type_ in types):
             return NotImplemented  # it will call the operators of its parts
         if any(type(one) not in PLAIN for one in _tensors((args, kwargs))):
@@ -213,15 +228,13 @@ class _Mode(TorchDispatchMode):
         return out
 
 
-def _multiplies(kernel: Any) -> bool:
-    """Return True for a kernel in Triton that multiplies, perhaps in a function that it calls."""
-    if "TEMPLATE" in str(getattr(kernel, "heuristic_type", "")):
-        return True  # torch.compile's own, of which all do: products, convolutions, FlexAttention
-    function = getattr(kernel, "fn", kernel)
-    functions = [function]
-    if python := getattr(function, "fn", None):  # torch.compile keeps none
-        functions += [python.__globals__.get(name) for name in python.__code__.co_names]
-    return any("tl.dot" in str(getattr(each, "src", "")) for each in functions)
+def _forked() -> None:
+    """Follow nothing in a process that is forked meanwhile, which must not use CUDA."""
+    global _running
+    _running = None
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def as_kernel(name: str, tensors: Any, call: Any) -> None:
@@ -277,24 +290,3 @@ def _ranks(func: Any, args: Any) -> Any:
         except (RuntimeError, TypeError, AttributeError, LookupError, ValueError):
             continue
     return None
-
-
-def _moved_bytes(args: Any, kwargs: Any, names: Any) -> list[int]:
-    """Return the bytes that a kernel of Triton moves: its tensors once, those that it changes in
-    place twice, of each no more than as many elements as it has threads for (a table is not read
-    whole)."""
-    # torch.compile passes the elements per axis as integers (xnumel, rnumel)
-    numbers = [one for one in args if isinstance(one, int) and not isinstance(one, bool)]
-    elements = 1
-    for number in numbers:
-        elements *= max(1, number)
-    sizes = []
-    for place, value in enumerate((*args, *kwargs.values())):
-        if not isinstance(value, torch.Tensor):
-            continue
-        name = str(names[place]) if place < len(names) else ""
-        size = value.numel() * value.element_size()
-        if numbers and name.startswith(("in_", "out_")):
-            size = min(size, elements * value.element_size())
-        sizes.append(2 * size if name.startswith("in_out_") else size)
-    return sizes

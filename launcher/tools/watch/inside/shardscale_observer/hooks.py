@@ -15,6 +15,7 @@ from shardscale_observer.endings import follow_endings
 from shardscale_observer.errors import place_in_program
 from shardscale_observer.guard import guarded
 from shardscale_observer.history import History
+from shardscale_observer.limit import making
 from shardscale_observer.memory import Peaks
 from shardscale_observer.saves import follow_saves
 from shardscale_observer.scaling import follow_scaler
@@ -196,6 +197,9 @@ class Observer:
                 ends()
 
         optimizers = importlib.import_module("torch.optim.optimizer")
+        if self.settings["mode"] == "rehearse":
+            made = making(optimizers.Optimizer.__init__, self._reports("optimizer_made"))
+            self._replace(optimizers.Optimizer, "__init__", made)
         self._removals.append(optimizers.register_optimizer_step_pre_hook(before).remove)
         self._removals.append(optimizers.register_optimizer_step_post_hook(after).remove)
 

@@ -2,36 +2,71 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from shardscale_observer.reading import recurrent_networks
+from shardscale_observer.reading import alive, recurrent_networks
 
 _MOST = 5
-"""A rehearsal takes at most as many times its steps for an optimizer that has not stepped."""
+"""A rehearsal takes at most as many times its steps for optimizers that step rarely or anew."""
 
 
 class Limit:
     """Ends after `steps` of each optimizer, and once every optimizer has stepped: one of a GAN's
-    may do so in every fifth iteration only. None: never."""
+    may do so in every fifth iteration only. None: never.
+
+    A program may train in stages, one optimizer after another, so a new one has a step more beside
+    its states. An older one that does not step in `steps` of all from then on belongs to a stage
+    that is over.
+    """
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
-        self._turns = self._since = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.waits_for: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that were made after others had stepped, for the next stage."""
+        self._since = 0
+        self._before: set[frozenset[int]] = set()
+        self.turns: set[frozenset[int]] = set()
+        """Optimizers that are alive and have stepped since the newest one did, by steps: one
+        element, unless they step in turn, as a GAN's."""
+
+    def step_ends(self, step: int, stepping: set[int], optimizers: Any) -> None:
+        """Note which optimizers have stepped in this step, by their ids."""
+        new = [one for one in optimizers if one not in self._known and id(one) in stepping]
+        if new:
+            self._known.update(new)
+            self._since, self.turns, self._before = step, set(), self._before | self.turns
+        self.turns = alive({*self.turns, frozenset(stepping)}, optimizers)
+        self._before = alive(self._before - self.turns, optimizers)
 
     def is_reached(self, recorder: Any) -> bool:
         """Return True if no more steps need to be recorded."""
         if self._steps is None:
             return False
-        turns = max(1, len(recorder.turns))
-        if turns > self._turns:
-            self._turns, self._since = turns, recorder.steps
+        turns = max(1, len(self.turns | self._before))
         # a round more beside the states that the newest optimizer has made
-        least = max(self._steps * turns, self._since + turns)
-        if recorder.steps < least:
+        more = self._steps * turns if self._before else turns
+        if recorder.steps >= _MOST * self._steps * turns:
+            return True
+        least = max(self._steps * turns, self._since + more)
+        if recorder.steps < least or any(one not in self._known for one in self.waits_for):
             return False
-        return recorder.steps >= _MOST * least or not unstepped(recorder)
+        return not unstepped(recorder)
+
+
+def making(init: Callable[..., None], report: Callable[[Any], object]) -> Callable[..., None]:
+    """Return an optimizer's `__init__` that reports what it has made."""
+
+    @functools.wraps(init)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        report(self)
+
+    return make
 
 
 def unseen(recorder: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Recorder:
         self.settings = settings
         self.rehearses = settings["mode"] == "rehearse"
         self.peaks = peaks
-        self._limit = Limit(settings.get("steps"))
+        self.limit = Limit(settings.get("steps"))
         self.file: RankFile | None = None
         self.history: History | None = None
         self.phase, self.before_evaluation = "load", "other"
@@ -57,9 +57,6 @@ class Recorder:
         self.backwards = self._backwards_before = 0  # and those before this step
         self.stepping: set[int] = set()
         """Optimizers that have stepped in this step."""
-        self.turns: set[frozenset[int]] = set()
-        """Those of the steps before that are alive: one element, unless optimizers step in turn, as
-        a GAN's."""
         self._in_timeline: list[frozenset[int]] = []
         self.device: int | None = None
         self.values: Any = None
@@ -102,7 +99,7 @@ class Recorder:
             evaluated_after=len(self.evaluated_after - {0}),
             libraries=libraries_in_use(),
             has_optimizer=self.has_optimizer,
-            turns=len(self.turns),
+            turns=len(self.limit.turns),
             **(unseen(self) if self.rehearses else {}),
         )
         if self.device is not None:
@@ -151,7 +148,7 @@ class Recorder:
                 time.sleep(_WATCHDOG_S)
         if self.in_step:
             return
-        if self._limit.is_reached(self):
+        if self.limit.is_reached(self):
             self.end("steps")
             self._begin_timeline()
             return
@@ -173,7 +170,7 @@ class Recorder:
         the device. Whatever goes wrong then ends the program as if all had been seen."""
         try:
             timeline: Any = importlib.import_module("shardscale_rehearsal.timeline")
-            self.timeline = timeline.Timeline(self.device)
+            self.timeline = timeline.Timeline()
             self.phase, self.in_step, self.stepped = "other", True, False
             if why := self.timeline.begin():
                 self.ends_untimed(why)
@@ -185,7 +182,7 @@ class Recorder:
         self._in_timeline.append(frozenset(self.stepping))
         self.stepping.clear()
         self.stepped = False
-        if alive(self.turns, self.optimizers) <= set(self._in_timeline):
+        if alive(self.limit.turns, self.optimizers) <= set(self._in_timeline):
             return True
         if len(self._in_timeline) >= self.steps:
             self.ends_untimed(f"not all optimizers that step in turn did in {self.steps} steps")
@@ -212,7 +209,7 @@ class Recorder:
         self._close_phase()
         self.phase, self.in_step, self.stepped = "other", False, False
         self.steps += 1
-        self.turns = alive({*self.turns, frozenset(self.stepping)}, self.optimizers)
+        self.limit.step_ends(self.steps, self.stepping, self.optimizers)
         self.stepping.clear()
         assert self._clock is not None
         content = {

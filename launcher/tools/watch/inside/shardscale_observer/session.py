@@ -192,6 +192,11 @@ class Session(Recorder):
         self.mark_owners()
         self.enter("step")
 
+    def optimizer_made(self, optimizer: Any) -> None:
+        """An optimizer is made; of a stage that is to come, if others have stepped."""
+        if self.optimizers:
+            self.limit.waits_for.add(optimizer)
+
     def closure_begins(self) -> None:
         """An optimizer calls the closure that it was given, from where it will go on."""
         self.depth["optimizer"] = 0
