@@ -8,36 +8,40 @@ from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.allocation_summaries import AllocationSummary
 from launcher.forecast.trace.events import Allocated, Freed, Gradient, Module, Place, Tuned
 from launcher.forecast.trace.shortened import Seen, Shortened
+from launcher.measure.hardware import Gpu
 from launcher.strategies.rank import Rank
 from launcher.util.sizes import MIB
 
 INT64 = 8
-# Size of a GPU's L2 cache, which torch.compile flushes before it times a kernel
-# (get_device_cache_size in torch 2.13.0's torch/_inductor/runtime/benchmarking.py): 60 MiB as torch
-# reports for an H200; 40 MiB on an A100, 50 on an H100.
 TUNING_BYTES = 60 * MIB
+"""L2 cache of a GPU that is not known, as of an H200."""
 # Micro-batches that are followed: the first, the last and, in a first step, one between, in which
 # DDP's buckets are not yet rebuilt and ZeRO-3 fetches ahead for the first time. Others repeat them.
 _FOLLOWED = {"first_step": 3, "steady": 2}
 
 
-def follow_step(rank: Rank, timeline: Timeline, buffers: Buffers, trace: Shortened) -> None:
+def follow_step(
+    rank: Rank, timeline: Timeline, buffers: Buffers, trace: Shortened, gpu: Gpu | None
+) -> None:
     """Follow a step of all its micro-batches, as the timeline's period has them."""
+    # torch.compile flushes the L2 cache before it times a kernel (get_device_cache_size in torch
+    # 2.13.0's torch/_inductor/runtime/benchmarking.py)
+    l2_bytes = TUNING_BYTES if gpu is None else gpu.l2_mib * MIB
     accumulation = rank.resolved.accumulation
     sequences = accumulation * rank.resolved.config.data.micro_batch
     tensors = 3 if rank.resolved.config.data.document_attention else 2
     _read(timeline, sequences, rank.resolved, tensors)
     count = min(accumulation, _FOLLOWED[timeline.period])
     for number in range(1, count + 1):
-        compiles = timeline.period == "first_step" and number == 1
+        tuning_bytes = l2_bytes if timeline.period == "first_step" and number == 1 else 0
         timeline.enter("forward")
         buffers.begin_forward(last=number == count)
-        run_segments(trace.forward, timeline, buffers, compiles)
+        run_segments(trace.forward, timeline, buffers, tuning_bytes)
         buffers.end_forward()
         timeline.enter("backward")
-        run_segments(trace.backward, timeline, buffers, compiles)
+        run_segments(trace.backward, timeline, buffers, tuning_bytes)
         buffers.end_backward()
-        _follow(trace.left, timeline, buffers, compiles)
+        _follow(trace.left, timeline, buffers, tuning_bytes)
     timeline.enter("step")
     buffers.step()
 
@@ -58,20 +62,22 @@ def run_segments(
     segments: Iterable[tuple[Place, list[Seen]]],
     timeline: Timeline,
     buffers: Buffers,
-    compiles: bool,
+    tuning_bytes: int,
 ) -> None:
     """Follow segments of a micro-batch, with what the strategy does before and after each.
 
     Args:
-        compiles: kernels are compiled and timed.
+        tuning_bytes: what timing a compiled kernel takes; 0 where none is compiled.
     """
     for place, events in segments:
         buffers.enter(place)
-        _follow(events, timeline, buffers, compiles)
+        _follow(events, timeline, buffers, tuning_bytes)
         buffers.leave(place)
 
 
-def _follow(events: Iterable[Seen], timeline: Timeline, buffers: Buffers, compiles: bool) -> None:
+def _follow(
+    events: Iterable[Seen], timeline: Timeline, buffers: Buffers, tuning_bytes: int
+) -> None:
     allocate, free = timeline.allocate, timeline.free
     for event in events:
         # The innermost loop of a plan: bound methods, and no isinstance.
@@ -85,8 +91,8 @@ def _follow(events: Iterable[Seen], timeline: Timeline, buffers: Buffers, compil
             buffers.gradient(event.key, event.parameter)
         elif type(event) is Module:
             buffers.module(event)
-        elif type(event) is Tuned and compiles:
+        elif type(event) is Tuned and tuning_bytes:
             allocate("tuning copies", event.copied_bytes, "temporary")
-            allocate("tuning", TUNING_BYTES, "temporary")
+            allocate("tuning", tuning_bytes, "temporary")
             free("tuning")
             free("tuning copies")

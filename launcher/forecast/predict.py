@@ -116,7 +116,7 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
     trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
     for period in ("first_step", "steady"):
         timeline.period = period
-        follow_step(seen, timeline, buffers, trace)
+        follow_step(seen, timeline, buffers, trace, gpu)
     # Saving copies a few MiB at a time; resuming fills what a fresh engine already holds.
     for period in ("save", "resume"):
         timeline.period = period

@@ -39,13 +39,13 @@ for i in range(torch.cuda.device_count()):
     handle = nvmlDeviceGetHandleByUUID(f"GPU-{its.uuid}")
     memory = nvmlDeviceGetMemoryInfo(handle)
     print(its.name, its.total_memory, memory.total, its.major, its.minor,
-          its.multi_processor_count, nvmlDeviceGetIndex(handle), sep="|")
+          its.multi_processor_count, its.L2_cache_size >> 20, nvmlDeviceGetIndex(handle), sep="|")
 """
 
 
 def described(gpu: Gpu, name: str, number: int) -> str:
     fields = (name, gpu.memory_bytes, gpu.memory_bytes, *gpu.capability, gpu.multiprocessors)
-    return "|".join(map(str, (*fields, number)))
+    return "|".join(map(str, (*fields, gpu.l2_mib, number)))
 
 
 def test_cuda_and_nvml_agree_about_different_gpus() -> None:

@@ -125,8 +125,8 @@ def _described(gpu: Gpu) -> str:
     # NVIDIA's driver has no peer access between GeForce cards.
     peer_access = int("GeForce" not in name)
     major, minor = gpu.capability
-    fields = (name, gpu.memory_bytes, CONTEXT_BYTES, major, minor, gpu.multiprocessors, peer_access)
-    return ",".join(map(str, fields))
+    shape = (major, minor, gpu.multiprocessors, gpu.l2_mib)
+    return ",".join(map(str, (name, gpu.memory_bytes, CONTEXT_BYTES, *shape, peer_access)))
 
 
 def _first(ours: str, others: str, separator: str) -> str:

@@ -57,9 +57,9 @@ def gradient_bytes(label: str, run: Resolved) -> int:
     buffers.build()
     trace = _shortened(rank, Mesh.at(0, world_size, sharding), resident_threads=0)
     buffers.begin_forward(last=True)
-    run_segments(trace.forward, timeline, buffers, compiles=False)
+    run_segments(trace.forward, timeline, buffers, tuning_bytes=0)
     buffers.end_forward()
-    run_segments(trace.backward, timeline, buffers, compiles=False)
+    run_segments(trace.backward, timeline, buffers, tuning_bytes=0)
     buffers.end_backward()
     return timeline.held().device.grads_bytes
 

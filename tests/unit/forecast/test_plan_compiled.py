@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from test_plan_predict import predicted
+from test_plan_predict import predicted, resolved_of
 from test_plan_trace import QWEN3, SEQ_LEN, model_of, whole_trace
 from tiny_architectures import ARCHITECTURES
 from torch import Tensor, nn
@@ -18,12 +18,14 @@ from trace_levels import levels
 
 from launcher.config.compile_choice import KEPT_SHARE
 from launcher.forecast.followed import TUNING_BYTES
+from launcher.forecast.predict import predict
 from launcher.forecast.trace import compiled as compiled_trace
 from launcher.forecast.trace.blocks import pass_work, trace_micro_batch
 from launcher.forecast.trace.compiled import _Graph
 from launcher.forecast.trace.counting import WorkCounter
 from launcher.forecast.trace.events import Allocated, Compute, Gradient, Tuned
 from launcher.forecast.trace.work import SegmentWork
+from launcher.measure.hardware import gpu_named
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.build import initial_value, new_decoder
 from launcher.model.config import ActivationCheckpointing, ModelConfig
@@ -34,6 +36,7 @@ from launcher.model.parts import parts_of
 from launcher.parallel.mesh import ContextRank, ModelParallelRank, TensorRank
 from launcher.strategies.build_inputs import materialize_whole
 from launcher.strategies.compiled import compile_blocks
+from launcher.util.sizes import MIB
 
 CPU = Compute(compiled=True)
 GPU = Compute(device_type="cuda", autocast=True, compiled=True)
@@ -317,6 +320,24 @@ def test_on_a_gpu_the_first_step_tunes() -> None:
         assert steady < 2 * eager.peaks["steady", phase] < TUNING_BYTES
         assert 0 <= compiled.peaks["first_step", phase] - TUNING_BYTES < steady
     assert max(predicted(1, **flags, compile=True).peaks.values()) < TUNING_BYTES
+
+
+def test_tuning_takes_the_l2_cache_of_the_gpu() -> None:
+    flags: dict[str, Any] = {"precision": "bf16", "micro_batch": 4, "compile": True}
+    resolved = resolved_of(1, device_type="cuda", **flags)
+    small, large = (
+        predict(
+            resolved,
+            world_size=1,
+            device_type="cuda",
+            gpu=replace(gpu_named("H100"), l2_mib=l2_mib),
+        )
+        for l2_mib in (40, 60)
+    )
+    for phase in ("forward", "backward"):
+        more_bytes = large.peaks["first_step", phase] - small.peaks["first_step", phase]
+        assert more_bytes == 20 * MIB
+        assert large.peaks["steady", phase] == small.peaks["steady", phase]
 
 
 def test_only_the_first_block_of_each_pass_tunes() -> None:

@@ -45,16 +45,18 @@ static pthread_once_t machine_once = PTHREAD_ONCE_INIT, visible_once = PTHREAD_O
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current;
 
-/* A GPU per `;`: name, total bytes, context's bytes, major, minor, multiprocessors, peer access. */
+/* A GPU per `;`: name, total bytes, context's bytes, major, minor, multiprocessors, MiB of L2, peer
+ * access. */
 static void read_machine(void) {
     const char *text = getenv("SHARDSCALE_NULL_GPUS");
     char *rest = strdup(text ? text : ""), *part;
     while ((part = strsep(&rest, ";")) && machine_count < MOST_DEVICES && *part) {
         Device *new = &machine[machine_count];
         int peer;
-        if (sscanf(part, "%95[^,],%zu,%zu,%d,%d,%d,%d", new->name, &new->total_bytes,
-                   &new->context_bytes, &new->major, &new->minor, &new->multiprocessors, &peer)
-            != 7) {
+        if (sscanf(part, "%95[^,],%zu,%zu,%d,%d,%d,%d,%d", new->name, &new->total_bytes,
+                   &new->context_bytes, &new->major, &new->minor, &new->multiprocessors,
+                   &new->l2_mib, &peer)
+            != 8) {
             fprintf(stderr, "shardscale: SHARDSCALE_NULL_GPUS describes no GPU: %s\n", part);
             break;
         }
@@ -299,17 +301,16 @@ bool is_pinned(const void *address) {
     return found;
 }
 
-/* Per compute capability: CUDA C++ Programming Guide, "Technical Specifications". L2 as on that
- * generation's largest. */
+/* Per compute capability: CUDA C++ Programming Guide, "Technical Specifications". */
 typedef struct {
-    int capability, threads, blocks, shared_kib, optin_kib, l2_mib;
+    int capability, threads, blocks, shared_kib, optin_kib;
 } Generation;
 
 static const Generation *generation(const Device *of) {
     static const Generation all[] = {
-        {70, 2048, 32, 96, 96, 6},    {75, 1024, 16, 64, 64, 4},   {80, 2048, 32, 164, 163, 40},
-        {86, 1536, 16, 100, 99, 6},   {89, 1536, 24, 100, 99, 72}, {90, 2048, 32, 228, 227, 50},
-        {100, 2048, 32, 228, 227, 126}, {120, 1536, 24, 100, 99, 96},
+        {70, 2048, 32, 96, 96},   {75, 1024, 16, 64, 64},   {80, 2048, 32, 164, 163},
+        {86, 1536, 16, 100, 99},  {89, 1536, 24, 100, 99},  {90, 2048, 32, 228, 227},
+        {100, 2048, 32, 228, 227}, {120, 1536, 24, 100, 99},
     };
     int count = sizeof all / sizeof *all, last = 0;
     for (int i = 0; i < count; i++)
@@ -331,7 +332,7 @@ int device_attribute(int ordinal, int number) {
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: return its->optin_kib << 10;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return its->shared_kib << 10;
     case cudaDevAttrReservedSharedMemoryPerBlock: return of->major >= 8 ? 1024 : 0;
-    case cudaDevAttrL2CacheSize: return its->l2_mib << 20;
+    case cudaDevAttrL2CacheSize: return of->l2_mib << 20;
     case cudaDevAttrClockRate: return 1980000;       /* kHz, of all */
     case cudaDevAttrMemoryClockRate: return 3201000; /* kHz, of all */
     case cudaDevAttrGlobalMemoryBusWidth: return 5120;

@@ -15,7 +15,7 @@ enum { MOST_DEVICES = 64 };
 typedef struct {
     char name[96];
     size_t total_bytes, context_bytes;
-    int major, minor, multiprocessors, number;
+    int major, minor, multiprocessors, l2_mib, number;
     bool peer_access;
 } Device;
 
