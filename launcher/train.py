@@ -38,7 +38,7 @@ with importing():
     from launcher.strategies import strategy_of
     from launcher.strategies.build_inputs import BuildInputs
     from launcher.strategies.engine import Engine, train_step
-    from launcher.util.errors import ExitCode, Failure, UserError
+    from launcher.util.errors import ExitCode, Failure, UserError, tell
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -135,7 +135,7 @@ def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
     except UserError as error:
         refuse(error)
     except Stopped as stopped:
-        print(f"shardscale: {stopped}", file=sys.stderr)
+        tell(stopped)
         leave(stopped.exit_code, together=False)
     os.execv(sys.executable, [sys.executable, "-m", "launcher.train", *argv])
 
