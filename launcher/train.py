@@ -182,7 +182,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     torch.manual_seed(loop.seed + world.rank)
     # after the seed: a resume restores the generators of its checkpoint
     session.watch(engine)
-    mesh = Mesh.of(world, resolved.config.sharding)
+    mesh = Mesh.at(world.rank, world.size, resolved.config.sharding)
     positions = mesh.positions(resolved.seq_len)
     batches = GlobalBatches(
         corpus.train,
@@ -229,7 +229,7 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
         torch.set_float32_matmul_precision("high")
     strategy = strategy_of(resolved.config)
     types = strategy.dtypes(resolved.config)
-    mesh = Mesh.of(world, resolved.config.sharding)
+    mesh = Mesh.at(world.rank, world.size, resolved.config.sharding)
     engine = strategy.build(
         BuildInputs(
             resolved=resolved,
