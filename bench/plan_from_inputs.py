@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from rehearsals_inputs import write_hollow
+from rehearsals_inputs import shapes_of, write_hollow
 
 # Layers, width, feed-forward, heads, key/value heads, width of a head, vocabulary; all have their
 # embedding as their head.
@@ -72,36 +72,6 @@ def config_of(name: str) -> dict[str, Any]:
         "eos_token_id": 2,
         "pad_token_id": 3,
     }
-
-
-def shapes_of(config: dict[str, Any]) -> dict[str, list[int]]:
-    """Return a model's tensors."""
-    width, inner, head = (config[n] for n in ("hidden_size", "intermediate_size", "head_dim"))
-    queries = head * config["num_attention_heads"]
-    keys = head * config["num_key_value_heads"]
-    shapes = {
-        "model.embed_tokens.weight": [config["vocab_size"], width],
-        "model.norm.weight": [width],
-    }
-    block = {
-        "self_attn.q_proj.weight": [queries, width],
-        "self_attn.k_proj.weight": [keys, width],
-        "self_attn.v_proj.weight": [keys, width],
-        "self_attn.o_proj.weight": [width, queries],
-        "mlp.gate_proj.weight": [inner, width],
-        "mlp.up_proj.weight": [inner, width],
-        "mlp.down_proj.weight": [width, inner],
-        "input_layernorm.weight": [width],
-        "post_attention_layernorm.weight": [width],
-    }
-    if config["model_type"] == "qwen2":
-        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
-            block[f"self_attn.{name}_proj.bias"] = [rows]
-    if config["model_type"] == "qwen3":
-        block |= {"self_attn.q_norm.weight": [head], "self_attn.k_norm.weight": [head]}
-    for layer in range(config["num_hidden_layers"]):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in block.items()}
-    return shapes
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -184,7 +184,8 @@ def made_up(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Bytes that nobody wrote, as this rank's micro-batches of a step."""
     data = resolved.config.data
-    positions = Mesh.of(world, resolved.config.sharding).positions(resolved.seq_len)
+    mesh = Mesh.at(world.rank, world.size, resolved.config.sharding)
+    positions = mesh.positions(resolved.seq_len)
     rows = resolved.accumulation * data.micro_batch
     tokens = generator.integers(0, 256, (rows, resolved.seq_len + 1), dtype=np.int64)
     return to_device(Sequences(tokens), data.micro_batch, world.device, positions)

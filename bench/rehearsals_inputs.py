@@ -48,7 +48,7 @@ def make_inputs(folder: Path) -> None:
             "tie_word_embeddings": tied,
         }
         (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        write_hollow(model / "model.safetensors", llama_shapes(config))
+        write_hollow(model / "model.safetensors", shapes_of(config))
         _write_tiktoken(model / "tokenizer.model")
     for name, vit in VITS.items():
         write_hollow(folder / f"{name}.safetensors", vit_shapes(*vit), "F32")
@@ -73,28 +73,36 @@ def write_hollow(path: Path, shapes: dict[str, list[int]], dtype: str = "BF16") 
         file.truncate(8 + len(text) + end)
 
 
-def llama_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
-    """Return the tensors of a Llama of transformers."""
-    width, inner, vocabulary = (
-        config[name] for name in ("hidden_size", "intermediate_size", "vocab_size")
-    )
-    keys = width // config["num_attention_heads"] * config["num_key_value_heads"]
-    shapes = {"model.embed_tokens.weight": [vocabulary, width], "model.norm.weight": [width]}
+def shapes_of(config: dict[str, Any]) -> dict[str, list[int]]:
+    """Return the tensors of a Llama or Qwen of transformers."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim", width // config["num_attention_heads"])
+    queries = head * config["num_attention_heads"]
+    keys = head * config["num_key_value_heads"]
+    shapes = {
+        "model.embed_tokens.weight": [config["vocab_size"], width],
+        "model.norm.weight": [width],
+    }
     if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = [vocabulary, width]
+        shapes["lm_head.weight"] = [config["vocab_size"], width]
+    block = {
+        "self_attn.q_proj.weight": [queries, width],
+        "self_attn.k_proj.weight": [keys, width],
+        "self_attn.v_proj.weight": [keys, width],
+        "self_attn.o_proj.weight": [width, queries],
+        "mlp.gate_proj.weight": [inner, width],
+        "mlp.up_proj.weight": [inner, width],
+        "mlp.down_proj.weight": [width, inner],
+        "input_layernorm.weight": [width],
+        "post_attention_layernorm.weight": [width],
+    }
+    if config["model_type"] == "qwen2":
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            block[f"self_attn.{name}_proj.bias"] = [rows]
+    if config["model_type"] == "qwen3":
+        block |= {"self_attn.q_norm.weight": [head], "self_attn.k_norm.weight": [head]}
     for layer in range(config["num_hidden_layers"]):
-        block = {
-            "self_attn.q_proj": [width, width],
-            "self_attn.k_proj": [keys, width],
-            "self_attn.v_proj": [keys, width],
-            "self_attn.o_proj": [width, width],
-            "mlp.gate_proj": [inner, width],
-            "mlp.up_proj": [inner, width],
-            "mlp.down_proj": [width, inner],
-            "input_layernorm": [width],
-            "post_attention_layernorm": [width],
-        }
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in block.items()}
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in block.items()}
     return shapes
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.util.errors import ExitCode
+from launcher.util.errors import ExitCode, tell
 from launcher.util.startup import importing, interruptible, leave_with, reader_may_leave
 
 ALL_VERBS = {
@@ -109,7 +109,7 @@ VERBS = {verb: entry for verb, entry in ALL_VERBS.items() if _is_present(entry[0
 def main() -> NoReturn:
     """Dispatch to a verb's `main`; only that verb's modules are imported."""
     if Path(sys.argv[0]).name == "memscale":
-        print("shardscale: memscale is its old name, which goes with 0.3", file=sys.stderr)
+        tell("memscale is its old name, which goes with 0.3")
     verb, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     try:
         with reader_may_leave():
@@ -130,16 +130,13 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         print(importlib.import_module("launcher.util.packages").version_line())
         return ExitCode.DONE
     if verb in ALL_VERBS and verb not in VERBS:
-        print(
-            f"shardscale: {verb} is not in this installation, which lacks {ALL_VERBS[verb][0]}: "
-            "reinstall shardscale",
-            file=sys.stderr,
-        )
+        lacks = f"{verb} is not in this installation, which lacks {ALL_VERBS[verb][0]}"
+        tell(f"{lacks}: reinstall shardscale")
         return ExitCode.REFUSED
     if verb not in VERBS:
         close = ["train"] if verb in _TRAINERS else difflib.get_close_matches(verb, VERBS, n=1)
         instead = f"did you mean {close[0]}?" if close else f"use {', '.join(VERBS)}"
-        print(f"shardscale: unknown verb {verb!r}: {instead}", file=sys.stderr)
+        tell(f"unknown verb {verb!r}: {instead}")
         return ExitCode.REFUSED
     # launcher.train imports torch before its `main` can answer
     if verb == "train":

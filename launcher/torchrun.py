@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher.util.errors import ExitCode, Failure, UserError, refusing
+from launcher.util.errors import ExitCode, Failure, UserError, refusing, tell
 from launcher.util.processes import signal_name, usable_cores
 from launcher.util.startup import (
     hears,
@@ -129,7 +129,7 @@ def _run_training(run: Any, args: Any, ranks_per_node: int) -> int:
         if nodes is not None:
             folder = _prepare_folder(args, nodes, ranks_per_node)
     except Stopped as stopped:
-        print(f"shardscale: {stopped}", file=sys.stderr)
+        tell(stopped)
         return stopped.exit_code
     return _supervise(run, args, folder)
 
@@ -278,12 +278,12 @@ def _how_ranks_failed(error: Any, folder: Path | None, stop: AgentSignals, kills
 def _how_it_ended(folder: Path | None, seen: str, rank: int | None, *, certain: bool) -> int:
     """Return the exit code of status.json; mark a run as failed whose ranks could not write it."""
     if folder is None or not has_our_run(folder):
-        print(f"shardscale: {seen}", file=sys.stderr)
+        tell(seen)
         return ExitCode.FAILED
     reported = RunFolder(folder).read_status()
     status = RunFolder(folder).settle(seen, rank, certain=certain)
     if (certain or reported.get("state") == "running") and status["reason"] == seen:
-        print(f"shardscale: {seen}", file=sys.stderr)  # no rank could say so itself
+        tell(seen)  # no rank could say so itself
     return int(status["exit_code"])
 
 

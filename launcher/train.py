@@ -38,7 +38,7 @@ with importing():
     from launcher.strategies import strategy_of
     from launcher.strategies.build_inputs import BuildInputs
     from launcher.strategies.engine import Engine, train_step
-    from launcher.util.errors import ExitCode, Failure, UserError
+    from launcher.util.errors import ExitCode, Failure, UserError, tell
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -135,7 +135,7 @@ def _exec_with_micro_batch(argv: Sequence[str], prepared: Prepared) -> NoReturn:
     except UserError as error:
         refuse(error)
     except Stopped as stopped:
-        print(f"shardscale: {stopped}", file=sys.stderr)
+        tell(stopped)
         leave(stopped.exit_code, together=False)
     os.execv(sys.executable, [sys.executable, "-m", "launcher.train", *argv])
 
@@ -182,7 +182,7 @@ def take_steps(prepared: Prepared, world: World, session: Session) -> Callable[.
     torch.manual_seed(loop.seed + world.rank)
     # after the seed: a resume restores the generators of its checkpoint
     session.watch(engine)
-    mesh = Mesh.of(world, resolved.config.sharding)
+    mesh = Mesh.at(world.rank, world.size, resolved.config.sharding)
     positions = mesh.positions(resolved.seq_len)
     batches = GlobalBatches(
         corpus.train,
@@ -229,7 +229,7 @@ def build_engine(resolved: Resolved, world: World) -> Engine:
         torch.set_float32_matmul_precision("high")
     strategy = strategy_of(resolved.config)
     types = strategy.dtypes(resolved.config)
-    mesh = Mesh.of(world, resolved.config.sharding)
+    mesh = Mesh.at(world.rank, world.size, resolved.config.sharding)
     engine = strategy.build(
         BuildInputs(
             resolved=resolved,

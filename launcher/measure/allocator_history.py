@@ -80,7 +80,7 @@ class AllocatorHistory:
             block["address"]: (block["requested_size"], block["size"])
             for segment in snapshot["segments"]
             if segment["device"] == index
-            for block in _addressed(segment)
+            for block in segment["blocks"]
             if block["state"] == "active_allocated"
         }
         return self._replay(_before(events, held), events)
@@ -151,14 +151,4 @@ def _before(
             blocks.pop(event["addr"])
         else:
             blocks[event["addr"]] = (event["size"], rounded_bytes(event["size"]))
-    return blocks
-
-
-def _addressed(segment: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the blocks of a segment with addresses, which older versions of torch leave out."""
-    address = segment["address"]
-    for block in segment["blocks"]:
-        block.setdefault("address", address)
-        address += block["size"]
-    blocks: list[dict[str, Any]] = segment["blocks"]
     return blocks

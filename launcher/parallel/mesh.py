@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from launcher.config.sharding import ContextParallelMethod, ShardingChoice
-from launcher.parallel.world import World
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +59,6 @@ class Mesh:
     data_rank: int
     data_ranks: int
     model: ModelParallelRank
-
-    @classmethod
-    def of(cls, world: World, sharding: ShardingChoice) -> "Mesh":
-        """Place of a process in the mesh of its run."""
-        return cls.at(world.rank, world.size, sharding)
 
     @classmethod
     def at(cls, rank: int, world_size: int, sharding: ShardingChoice) -> "Mesh":

@@ -44,14 +44,9 @@ def parameters_of(
 ) -> tuple[Parameter, ...]:
     """Return all parameters, or a rank's shards, in `named_parameters`' order; tied ones once."""
     return tuple(
-        Parameter(name, shard.shape, is_trained(name, model))
+        Parameter(name, shard.shape, trained=model.lora is None or is_adapter(name))
         for name, shard in shards_of(model, rank).items()
     )
-
-
-def is_trained(name: str, model: ModelConfig) -> bool:
-    """Return whether a parameter of the model has a gradient."""
-    return model.lora is None or is_adapter(name)
 
 
 @cache

@@ -9,7 +9,6 @@ import importlib
 import io
 import os
 import re
-import sys
 import typing
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ from launcher.__main__ import VERBS
 from launcher.config.help_lines import LINES
 from launcher.config.help_text import choices
 from launcher.config.schema import field_types
-from launcher.util.errors import ExitCode
+from launcher.util.errors import ExitCode, tell
 from launcher.util.flags import flag
 
 SHELLS = ("bash", "zsh", "fish")
@@ -36,10 +35,7 @@ def main(argv: Sequence[str]) -> int:
         return ExitCode.DONE
     if len(argv) != 1 or argv[0] not in SHELLS:
         given = " ".join(argv) or "nothing"
-        print(
-            f"shardscale: completion {given!r}: give one of {', '.join(SHELLS)}; {how}",
-            file=sys.stderr,
-        )
+        tell(f"completion {given!r}: give one of {', '.join(SHELLS)}; {how}")
         return ExitCode.REFUSED
     flags = all_flags()
     print(_fish(flags) if argv[0] == "fish" else _bash(flags, zsh=argv[0] == "zsh"))

@@ -105,7 +105,7 @@ def steps(
         global_batch=resolved.global_batch,
         seed=config.loop.seed,
     )
-    mesh = Mesh.of(world, config.sharding)
+    mesh = Mesh.at(world.rank, world.size, config.sharding)
     positions = mesh.positions(resolved.seq_len)
     losses, norms = [], []
     for step in numbers:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -57,29 +56,22 @@ class Stored(ABC):
         """Return the identity that a run with adapters beside them records."""
 
 
-class FolderWeights(Stored):
-    """The parameters of a model in a folder of safetensors.
+class FolderWeights(Stored, contextlib.ExitStack):
+    """The parameters of a model in a folder of safetensors, open in a `with` block.
 
-    Weights are read on demand; a subclass checks names, shapes and types on opening.
+    Weights are read on demand, and stay valid behind it; a subclass checks names, shapes and types
+    on opening.
 
     Raises:
         UserError: files are missing or damaged, or do not fit the model.
     """
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
+        super().__init__()
         self.folder, self.config = folder, config
         self.shapes = dict(parameter_shapes(config))
-        # An error in `_match` closes the files; after `pop_all` they stay open.
-        with contextlib.ExitStack() as opening:
-            self._weights = opening.enter_context(WeightFiles(folder))
-            self._match()
-            self._stack = opening.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()  # tensors that were read stay valid
+        self._weights = self.enter_context(WeightFiles(folder))
+        self._match()
 
     def base(self) -> Base:
         digest, paths = hashlib.sha256(), self._weights.paths

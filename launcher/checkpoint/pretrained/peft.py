@@ -5,7 +5,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _REVISION: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*")
 
 
-class PeftFolder:
-    """Adapters in a folder that PEFT's save_pretrained has written.
+class PeftFolder(contextlib.ExitStack):
+    """Adapters in a folder that PEFT's save_pretrained has written, open in a `with` block.
 
     Args:
         base: the model beside which they were trained.
@@ -47,23 +47,16 @@ class PeftFolder:
     checkpoint = None
 
     def __init__(self, folder: Path, base: ModelConfig) -> None:
+        super().__init__()
         self._path, self._settings = folder / WEIGHTS_FILE, Settings.read(folder)
         self._projections = projections(base)
         fetch_weights(folder, [WEIGHTS_FILE])
-        with contextlib.ExitStack() as opening:
-            self._file: Any = opening.enter_context(opened_safetensors(self._path))
-            self._names = set(self._file.keys())
-            self._ranks = {p.module: self._rank(p) for p in self._projections}
-            self._check_names()
-            self._check_against_settings()
-            self.config = self._adapted(base)
-            self._stack = opening.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._file: Any = self.enter_context(opened_safetensors(self._path))
+        self._names = set(self._file.keys())
+        self._ranks = {p.module: self._rank(p) for p in self._projections}
+        self._check_names()
+        self._check_against_settings()
+        self.config = self._adapted(base)
 
     def notes(self) -> list[str]:
         """Return how further training here differs from PEFT's; outputs are the same."""

@@ -41,10 +41,6 @@ _MOST_REPEATS = 4
 """In a pattern of names: more of them can take minutes to match nothing."""
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_whole(value: object, least: int = 0, most: int = 2**31) -> bool:
     return type(value) is int and least <= value <= most
 
@@ -69,7 +65,7 @@ def _is_table(value: Any, of: Callable[[Any], bool]) -> bool:
     return isinstance(value, dict) and all(map(of, value.values()))
 
 
-_FLAG: Final = (_is_flag, "true or false")
+_FLAG: Final = (lambda v: isinstance(v, bool), "true or false")
 _KINDS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
     "r": (_is_rank, f"a whole number from 1 to {MOST_RANK}", 8),
     "lora_alpha": (_is_alpha, f"a number from {1 / MOST_ALPHA:g} to {MOST_ALPHA:g}", 8),

@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -148,29 +148,23 @@ def opened_safetensors(path: Path) -> Iterator[Any]:
         yield file
 
 
-class WeightFiles:
+class WeightFiles(contextlib.ExitStack):
     """The tensors of a folder as `save_pretrained` writes it: one file, or shards and an index.
 
-    Tensors are views of the mapped files: nothing is read before it is used.
+    They are open in a `with` block. Tensors are views of the mapped files: nothing is read before
+    it is used.
 
     Raises:
         UserError: no safetensors there, or they are damaged.
     """
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._files: dict[str, tuple[Path, Any]] = {}
         self.paths = _weight_files(folder)
-        with contextlib.ExitStack() as opening:
-            for path in self.paths:
-                opened = opening.enter_context(opened_safetensors(path))
-                self._files |= dict.fromkeys(opened.keys(), (path, opened))
-            self._stack = opening.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        for path in self.paths:
+            opened = self.enter_context(opened_safetensors(path))
+            self._files |= dict.fromkeys(opened.keys(), (path, opened))
 
     def names(self) -> list[str]:
         """Return the names of all tensors in all files."""

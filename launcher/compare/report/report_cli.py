@@ -4,7 +4,6 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     for note in notes:
         print(note)
     for sentence in worse:
-        print(f"shardscale: worse than {options.against}: {one_line(sentence)}", file=sys.stderr)
+        tell(f"worse than {options.against}: {one_line(sentence)}")
     if not worse:
         print(f"no worse than {options.against}")
     return WORSE if worse else ExitCode.DONE

@@ -1,7 +1,6 @@
 """Read one run folder; missing or damaged content becomes None, with a note."""
 
 import json
-import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from launcher.compare.report.series import (
     timeline,
 )
 from launcher.measure.records import GpuRecord, Status, Summary, SweepRow
+from launcher.run.record_file import rank_files
 from launcher.strategies import VARIANTS
 from launcher.strategies.ledger import Ledger
 from launcher.util.errors import one_line
@@ -28,7 +28,6 @@ from launcher.util.files import FolderLock
 _LOST = "lost"
 """State of a run whose status is "running" and whose process is gone: its agent, which would have
 written the end, was killed with it."""
-_RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 # Fields read from each file; others are ignored.
 _STATUS = typing.get_type_hints(Status)
 _SUMMARY = typing.get_type_hints(Summary)
@@ -129,9 +128,8 @@ def _read_ranks(
     records: list[OfRank] = []
     steps: StepSeries | None = None
     timelines: list[DeviceSamples] = []
-    matches = [_RANK_FILE.fullmatch(file.name) for file in path.iterdir()]
-    for rank, name in sorted((int(match[1]), match[0]) for match in matches if match):
-        text = _text(path / name, notes)
+    for rank, file in sorted(rank_files(path).items()):
+        text = _text(file, notes)
         lines = [line for line in text.split("\n") if line and not line.startswith(STEP_PREFIX)]
         others = [record for record in map(sound_record, lines) if record is not None]
         records += [(rank, record) for record in others if record["kind"] != GpuRecord.kind]
@@ -142,7 +140,7 @@ def _read_ranks(
             damaged += damaged_steps
         if damaged:
             lines_ = "1 damaged line" if damaged == 1 else f"{damaged} damaged lines"
-            notes.append(f"{name}: {lines_} left out")
+            notes.append(f"{file.name}: {lines_} left out")
     return records, steps, timelines
 
 

@@ -4,6 +4,7 @@ import contextlib
 import ipaddress
 import mmap
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -84,10 +85,6 @@ def shared_memory(path: Path = Path("/dev/shm")) -> Finding:
 
 def locked_memory() -> Finding:
     """Check RLIMIT_MEMLOCK, for pinned buffers of InfiniBand and asynchronous disk I/O."""
-    if sys.platform == "win32":
-        return not_applicable("no such limit on Windows")
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return ok("unlimited")

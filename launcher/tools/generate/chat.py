@@ -11,7 +11,7 @@ from launcher.model.gpt import GPT
 from launcher.run.sampling import token_sampler
 from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.generate.decoding import Completion, complete
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, tell
 
 Message = dict[str, str]
 DEFAULT_ANSWER = 512
@@ -119,7 +119,7 @@ def run_chat(chat: Chat, prompt: str | None, write: Callable[[str], None]) -> No
             chat.answer(line, write)
             write("\n")
         except UserError as error:
-            print(f"shardscale: {error}", file=sys.stderr)
+            tell(error)
 
 
 def _lines() -> Iterator[str]:

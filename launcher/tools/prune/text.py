@@ -56,7 +56,7 @@ class Text:
             torch.no_grad()(model.forward),
             self.corpus.validation,
             world,
-            mesh=Mesh.of(world, ShardingChoice()),
+            mesh=Mesh.at(world.rank, world.size, ShardingChoice()),
             name="validation",
             step=0,
             seq_len=self.seq_len,

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
 
 from launcher.checkpoint.pretrained.loading import open_source
 from launcher.data import IGNORED_TARGET
+from launcher.measure.memory import peak_rss_bytes
 from launcher.tools.serve import engines
 from launcher.tools.serve.engines import InferenceEngine
 from launcher.tools.serve.runtime import NoKernel
@@ -100,7 +102,7 @@ def measure(case: Case) -> dict[str, Any]:
         engines.prepare(Path(case.run), case.weights, Path(case.graph))
         return {}
     device = torch.device(case.device)
-    before = _resident_bytes("VmRSS") if device.type == "cpu" else None
+    before = psutil.Process().memory_info().rss if device.type == "cpu" else None
     engine = _engine(case, device)
     capacity = len(case.prompts[0]) + case.new_tokens
     with torch.inference_mode():
@@ -186,14 +188,9 @@ def _reset_peak(device: torch.device) -> None:
 
 def _peak_bytes(case: Case, device: torch.device) -> int | None:
     if device.type == "cpu":
-        return _resident_bytes("VmHWM")
+        return peak_rss_bytes()
     # TensorRT allocates its own memory, which torch does not count.
     return None if case.engine == "tensorrt" else torch.cuda.max_memory_allocated(device)
-
-
-def _resident_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Contents of a device over time, from the events of its allocator and its state at the end."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,9 @@ MOST_POINTS: Final = 1500
 """Points of a timeline; each is the highest moment among the events that it stands for."""
 _GROWS: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _IN_USE: Final = ("active_allocated", "active_awaiting_free")
+_Life = tuple[Origin, int, int, int]
+"""Origin of an allocation, its bytes, and the numbers of its event and its free: -1 where it is
+older than the recording, and one behind the last where it is alive at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +73,25 @@ def device_histories(snapshot: Mapping[str, Any]) -> list[DeviceHistory]:
 def _history(
     device: int, trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]]
 ) -> DeviceHistory:
-    known: dict[int, Origin] = {}
-    earlier = _earlier(trace, segments)
-    timeline = _Timeline(earlier, _reserved_before(trace, segments), len(trace))
-    over_time: dict[Origin, Held] = {}
-    for number, entry, made, first in _paired(trace):
+    lives = _lives(trace, segments)
+    changes = {first: (origin, size_bytes) for origin, size_bytes, first, _ in lives}
+    changes |= {freed: (origin, -size_bytes) for origin, size_bytes, _, freed in lives}
+    earlier_bytes = sum(size_bytes for _, size_bytes, first, _ in lives if first < 0)
+    timeline = _Timeline(earlier_bytes, _reserved_before(trace, segments), len(trace))
+    for number, entry in enumerate(trace):
         if entry["action"] in _GROWS:
             timeline.reserve(number, _GROWS[entry["action"]] * int(entry["size"]))
-        elif made is None:
-            timeline.change(number, EARLIER, -int(entry["size"]))
-        elif entry is made:
-            timeline.change(number, origin_of(made, known), int(made["size"]))
-        else:
-            origin, size_bytes = origin_of(made, known), int(made["size"])
-            timeline.change(number, origin, -size_bytes)
-            _add(over_time, origin, size_bytes, number - first)
+        elif number in changes:
+            timeline.change(number, *changes[number])
     peak = timeline.peak
-    at_peak = _alive(trace, peak.event, earlier, known)
-    for _, made, first in _open(trace, len(trace)):
-        _add(over_time, origin_of(made, known), int(made["size"]), len(trace) - first)
+    over_time: dict[Origin, Held] = {}
+    for origin, size_bytes, first, freed in lives:
+        if first >= 0:
+            _add(over_time, origin, size_bytes, freed - first)
+    at_peak: dict[Origin, Held] = {}
+    for origin, size_bytes, first, freed in sorted(lives, key=lambda life: (life[2] < 0, life[2])):
+        if first <= peak.event < freed:
+            _add(at_peak, origin, size_bytes, 0)
     return DeviceHistory(
         device=device,
         events=len(trace),
@@ -102,70 +105,29 @@ def _history(
     )
 
 
-def _paired(trace: Iterable[Entry]) -> Iterator[tuple[int, Entry, Entry | None, int]]:
-    """Yield (number, event, its allocation, number of that) of what changes any bytes; a free of
-    something older has no allocation."""
-    open_at: dict[int, tuple[Entry, int]] = {}
-    for number, entry in enumerate(trace):
-        action = entry["action"]
-        if action == "alloc":
-            open_at[entry["addr"]] = (entry, number)
-            yield number, entry, entry, number
-        # free_requested changes nothing yet: other streams may still use the block
-        elif action == "free_completed":
-            made, first = open_at.pop(entry["addr"], (None, -1))
-            yield number, entry, made, first
-        elif action in _GROWS:
-            yield number, entry, None, -1
-
-
-def _open(trace: Sequence[Entry], until: int) -> Iterator[tuple[int, Entry, int]]:
-    """Yield (address, allocation, its number) of what the first `until` events leave alive."""
+def _lives(trace: Sequence[Entry], segments: Iterable[Mapping[str, Any]]) -> list[_Life]:
+    """Return what the recording allocates, and what is older than it."""
+    found: list[_Life] = []
+    known: dict[int, Origin] = {}
     alive: dict[int, tuple[Entry, int]] = {}
-    for number in range(until):
-        entry = trace[number]
+    for number, entry in enumerate(trace):
         if entry["action"] == "alloc":
             alive[entry["addr"]] = (entry, number)
+        # free_requested changes nothing yet: other streams may still use the block
         elif entry["action"] == "free_completed":
-            alive.pop(entry["addr"], None)
-    for address, (made, first) in alive.items():
-        yield address, made, first
-
-
-def _earlier(
-    trace: Sequence[Entry], segments: Iterable[Mapping[str, Any]]
-) -> dict[int, tuple[int, int | None]]:
-    """Return what is older than the recording: address -> (bytes, number of its free, if any)."""
-    found: dict[int, tuple[int, int | None]] = {}
-    for number, entry, made, _ in _paired(trace):
-        # allocated before the recording, freed during it
-        if made is None and entry["action"] == "free_completed":
-            found[entry["addr"]] = (int(entry["size"]), number)
-    # allocated before the recording, in use at its end
-    recorded = {address for address, _, _ in _open(trace, len(trace))}
+            made, first = alive.pop(entry["addr"], (None, -1))
+            origin = EARLIER if made is None else origin_of(made, known)
+            found.append((origin, int((made or entry)["size"]), first, number))
+    for made, first in alive.values():
+        found.append((origin_of(made, known), int(made["size"]), first, len(trace)))
     for segment in segments:
         address = segment["address"]
         for block in segment["blocks"]:
             at = block.get("address", address)
-            if block["state"] in _IN_USE and at not in recorded:
-                found[at] = (int(block.get("requested_size", block["size"])), None)
+            if block["state"] in _IN_USE and at not in alive:
+                size_bytes = int(block.get("requested_size", block["size"]))
+                found.append((EARLIER, size_bytes, -1, len(trace)))
             address = at + block["size"]
-    return found
-
-
-def _alive(
-    trace: Sequence[Entry],
-    event: int,
-    earlier: Mapping[int, tuple[int, int | None]],
-    known: dict[int, Origin],
-) -> dict[Origin, Held]:
-    """Return what is alive after an event, by origin."""
-    found: dict[Origin, Held] = {}
-    for _, made, _ in _open(trace, event + 1):
-        _add(found, origin_of(made, known), int(made["size"]), 0)
-    for size_bytes, freed in earlier.values():
-        if freed is None or freed > event:
-            _add(found, EARLIER, size_bytes, 0)
     return found
 
 
@@ -189,12 +151,9 @@ def _reserved_before(trace: Iterable[Entry], segments: Iterable[Mapping[str, Any
 class _Timeline:
     """Levels by phase, and the highest moment of each span of events."""
 
-    def __init__(
-        self, earlier: Mapping[int, tuple[int, int | None]], reserved_bytes: int, events: int
-    ) -> None:
+    def __init__(self, earlier_bytes: int, reserved_bytes: int, events: int) -> None:
         self._levels = dict.fromkeys(PHASES, 0)
-        self._levels[EARLIER.phase] = sum(size_bytes for size_bytes, _ in earlier.values())
-        self._allocated_bytes = self._levels[EARLIER.phase]
+        self._levels[EARLIER.phase] = self._allocated_bytes = earlier_bytes
         self._reserved_bytes = self.peak_reserved_bytes = reserved_bytes
         self._every = max(1, -(-events // MOST_POINTS))
         self._highest: dict[int, Point] = {}

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.measure.records import RankSummary, Status, Summary
+from launcher.run.record_file import rank_files
 from launcher.tools.watch import INSIDE
 from launcher.tools.watch.content import held, ledger_record, read_recording
 from launcher.util.errors import WHY, refused
@@ -19,7 +19,6 @@ from launcher.util.files import replace_text
 from launcher.util.processes import signal_name
 
 VARIABLE = "SHARDSCALE_OBSERVER"
-_RANK_FILE = re.compile(r"rank(\d+)\.jsonl")
 # steps left out of tokens/s, as in shardscale_observer/phase_log.py
 WARMUP_STEPS = 2
 LEDGER_STEPS = (1, 3)  # as the observer has them
@@ -116,11 +115,10 @@ class WatchedRank:
 def read_ranks(folder: Path) -> list[WatchedRank]:
     """Read all ranks' records; lines that a killed process has cut short are left out."""
     ranks = []
-    for path in folder.iterdir():
-        if match := _RANK_FILE.fullmatch(path.name):
-            with path.open(encoding="utf-8", errors="replace") as lines:
-                ranks.append(WatchedRank(int(match[1]), [r for r in map(_record, lines) if r]))
-    return sorted(ranks, key=lambda rank: rank.number)
+    for number, path in sorted(rank_files(folder).items()):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            ranks.append(WatchedRank(number, [r for r in map(_record, lines) if r]))
+    return ranks
 
 
 def append(folder: Path, rank: WatchedRank, record: Mapping[str, Any]) -> None:

@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.util.errors import UserError, refusing
+from launcher.util.errors import UserError, refusing, tell
 from launcher.util.flags import OptionParser
 
 USAGE = "shardscale watch [--out FOLDER] [--json] -- COMMAND ..."
@@ -74,17 +73,12 @@ def watch(command: Sequence[str], out: Path | None, *, as_json: bool) -> int:
     code = run_program(command, folders.observed_environment(settings), stdout_to_stderr=as_json)
     ranks, status, summary = folders.complete(folder, code)
     if not ranks:
-        say(f"no process of {command[0]} has trained with torch: there is nothing to report")
+        tell(f"no process of {command[0]} has trained with torch: there is nothing to report")
     elif as_json:
         import dataclasses
 
         print(json.dumps({"folder": str(folder), **dataclasses.asdict(summary)}, indent=2))
     else:
         for line in summary_lines(folder, ranks, status):
-            say(line)
+            tell(line)
     return end_as(code)
-
-
-def say(line: str) -> None:
-    """Print a line on standard error, which is not the program's output."""
-    print(f"shardscale: {line}", file=sys.stderr)
