@@ -108,8 +108,8 @@ def _seconds(seconds: float) -> str:
 
 
 def _saved_bytes(setting: Setting) -> int | None:
-    """Bytes that compiled blocks do not move, per token, block and element of the width; None where
-    that was not measured."""
+    """Return the bytes that compiled blocks do not move, per token, block and element of the width;
+    None where that was not measured."""
     model = setting.model
     if isinstance(model, ForeignConfig):
         return SAVED_BYTES_DECODERS.get(model.fields.get("model_type", ""))
@@ -125,7 +125,7 @@ def _saved_bytes(setting: Setting) -> int | None:
 
 
 def _block_elements(setting: Setting) -> int:
-    """Tokens of a rank's step, times blocks and their width."""
+    """Return the tokens of a rank's step, times blocks and their width."""
     model, micro_batch = setting.model, setting.config.data.micro_batch
     tokens = setting.accumulation * micro_batch * setting.local_seq_len
     return tokens * model.layers * model.d_model

@@ -174,7 +174,7 @@ def is_rehearsal() -> bool:
 
 @cache  # a plan asks for each of its choices
 def find_gpu(device_name: str | None) -> Gpu | None:
-    """The entry for what CUDA calls a GPU (`NVIDIA A100-SXM4-80GB`), None when it is not known."""
+    """Return the entry for what CUDA calls a GPU (`NVIDIA A100-SXM4-80GB`), None if unknown."""
     # a MIG instance ("A100-SXM4-80GB MIG 3g.40gb") is a fraction of the GPU in its name
     if device_name is None or re.search(r"laptop|max-q|\bMIG\b", device_name, re.IGNORECASE):
         return None
@@ -213,7 +213,7 @@ def peak_flops_per_s(device_name: str | None) -> float | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """The entry for what a user calls a GPU (`h100`, `A100-80GB`).
+    """Return the entry for what a user calls a GPU (`h100`, `A100-80GB`).
 
     Raises:
         UserError: not in the table, or a list of GPUs.

@@ -231,7 +231,7 @@ class _Writer:
 
 
 def time_scalars(times: Sequence[PhaseTimes]) -> dict[str, float]:
-    """Mean seconds of a step and its phases on the main rank since the last logged step."""
+    """Return the main rank's mean seconds of a step and its phases since the last logged step."""
     means = {name: fmean(step[name] for step in times) for name in times[0]}
     return {"step_s": means.pop("duration_s")} | {f"phase/{n}": s for n, s in means.items()}
 
@@ -246,7 +246,7 @@ def flops_scalars(flops_per_s: float, peak_flops_per_s: float | None) -> dict[st
 def memory_scalars(
     live_peaks: Sequence[int | None], reserved: int | None, used_bytes: int
 ) -> dict[str, float]:
-    """Peaks of the main rank, and the highest use of any device (on a CPU: process), in GiB."""
+    """Return the main rank's peaks, and the highest use of a device (on a CPU: process), in GiB."""
     # Only a GPU has reserved memory.
     live, used = ("allocated_peak", "device_used") if reserved else ("live_peak", "resident_set")
     live_peak = max((peak for peak in live_peaks if peak is not None), default=None)
@@ -255,7 +255,7 @@ def memory_scalars(
 
 
 def gpu_scalars(sample: GpuRecord | None) -> dict[str, float]:
-    """Readings of the main rank's GPU in its newest sample."""
+    """Return the readings of the main rank's GPU in its newest sample."""
     if sample is None or sample.source != "nvml":
         return {}
     readings = {

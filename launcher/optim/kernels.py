@@ -166,7 +166,7 @@ def _store_moment(
 
 @triton.jit
 def _code(value, edges, SIGNED: tl.constexpr):
-    """The code whose two edges have `value`, in [-1, 1], between them.
+    """Return the code whose two edges have `value`, in [-1, 1], between them.
 
     Within a decade all codes are equally wide, so that arithmetic finds it but for its neighbours,
     and two look-ups correct that; a search of 256 would take eight.

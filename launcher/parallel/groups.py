@@ -71,14 +71,14 @@ class TensorGroup:
     """Ranks with the same shards of matrices, over which strategies shard."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Rows of all ranks, x [n, ...] contiguous -> [ranks * n, ...]."""
+        """Return the rows of all ranks, x [n, ...] contiguous -> [ranks * n, ...]."""
         received = x.new_empty(self.rank.size * x.size(0), *x.shape[1:])
         if self.group is not None:
             dist.all_gather_into_tensor(received, x, group=self.group)
         return received
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, x [ranks * n, ...] contiguous -> this rank's rows [n, ...]."""
+        """Return the sum over ranks, x [ranks * n, ...] contiguous -> this rank's rows [n, ...]."""
         received = x.new_empty(x.size(0) // self.rank.size, *x.shape[1:])
         if self.group is not None:
             dist.reduce_scatter_tensor(received, x, group=self.group)
@@ -87,13 +87,13 @@ class TensorGroup:
         return received
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in x itself, contiguous."""
+        """Return the sum over all ranks, in x itself, contiguous."""
         if self.group is not None:
             dist.all_reduce(x, group=self.group)
         return x
 
     def all_reduce_max(self, x: Tensor) -> Tensor:
-        """The largest of all ranks, in x itself, contiguous."""
+        """Return the largest of all ranks, in x itself, contiguous."""
         if self.group is not None:
             dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
         return x

@@ -18,7 +18,7 @@ class ContextRank:
     method: ContextParallelMethod
 
     def local_ranges(self, seq_len: int) -> list[range]:
-        """Positions of this rank's tokens in a sequence, in their order.
+        """Return the positions of this rank's tokens in a sequence, in their order.
 
         Consecutive ones; for ring attention two ranges, of which the later mirrors the earlier:
         causal attention then costs the same on each rank.
@@ -62,7 +62,7 @@ class Mesh:
 
     @classmethod
     def at(cls, rank: int, world_size: int, sharding: ShardingChoice) -> "Mesh":
-        """Place of rank `rank` of `world_size`."""
+        """Return the place of rank `rank` of `world_size`."""
         context_size, tensor_size = sharding.context_parallel, sharding.tensor_parallel
         above, tensor_index = divmod(rank, tensor_size)
         data_rank, context_index = divmod(above, context_size)
@@ -90,13 +90,13 @@ class Mesh:
         return 1 if self.model.tensor is None else self.model.tensor.size
 
     def positions(self, seq_len: int) -> np.ndarray | None:
-        """Positions of this rank's tokens in a sequence, int64 [local seq_len]; None for all."""
+        """Return the positions of this rank's tokens, int64 [local seq_len]; None for all."""
         context = self.model.context
         return None if context is None else np.concatenate(context.local_ranges(seq_len))
 
 
 def across_nodes(sharding: ShardingChoice, ranks_per_node: int) -> list[str]:
-    """One sentence per dimension that communicates in every block and spans several nodes."""
+    """Return a sentence per dimension that communicates in every block and spans several nodes."""
     tensor, context = sharding.tensor_parallel, sharding.context_parallel
     sentences = []
     for what, flag, number, near in (

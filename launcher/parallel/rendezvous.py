@@ -23,7 +23,7 @@ DEFAULT_PORT = 29400  # torch's own, of an --rdzv-endpoint without one
 
 
 def listening_store(host: str, port: int, *, nodes: int, timeout: timedelta) -> TCPStore:
-    """A store that listens at `host`, at any free port where `port` is 0.
+    """Return a store that listens at `host`, at any free port where `port` is 0.
 
     Raises:
         UserError: the port is in use.

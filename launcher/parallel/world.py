@@ -39,7 +39,7 @@ class World:
         return self.rank == 0
 
     def agreed(self, value: Any) -> Any:
-        """The main rank's value, on every rank (all call this)."""
+        """Return the main rank's value, on every rank (all call this)."""
         message = [value]
         if self.size > 1:
             dist.broadcast_object_list(message, src=0)
@@ -79,7 +79,7 @@ def place_from_environment() -> World:
 
 
 def ranks_from_environment() -> tuple[int, int]:
-    """(world size, ranks on this node), as `place_from_environment` has them."""
+    """Return (world size, ranks on this node), as `place_from_environment` has them."""
     place = place_from_environment()
     return place.size, place.local_size
 
@@ -87,7 +87,7 @@ def ranks_from_environment() -> tuple[int, int]:
 def number_of(
     environment: Mapping[str, str], name: str, *, default: int, least: int = 0, most: int = 2**31
 ) -> int:
-    """A variable that holds a whole number.
+    """Return a variable that holds a whole number.
 
     Raises:
         UserError: it holds something else.

@@ -22,11 +22,11 @@ VARIANTS: Final[dict[str, Variant]] = {
 
 
 def strategy_of(config: RunConfig) -> Strategy:
-    """The strategy of a config in which it is chosen."""
+    """Return the strategy of a config in which it is chosen."""
     assert config.sharding.strategy is not None
     return STRATEGIES[config.sharding.strategy]
 
 
 def variant_of(config: RunConfig) -> Variant:
-    """The variant of a config in which the strategy is chosen."""
+    """Return the variant of a config in which the strategy is chosen."""
     return strategy_of(config).variant(config.sharding)

@@ -75,7 +75,7 @@ class StorageCount:
             self._entries.setdefault(-status.st_ino, (category, "disk", 512 * status.st_blocks))
 
     def ledger(self, device: torch.device, *, moment: str = "held") -> Ledger:
-        """The count as the ledger of a rank that computes on `device`."""
+        """Return the count as the ledger of a rank that computes on `device`."""
         on_gpu = device.type == "cuda"
         return Ledger(
             moment=moment,
@@ -101,7 +101,7 @@ class Engine(Protocol):
     def forward(
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
     ) -> Tensor:
-        """Mean loss of one micro-batch, [B, T] int64 each -> fp32 scalar.
+        """Return the mean loss of one micro-batch, [B, T] int64 each -> fp32 scalar.
 
         With `starts` attention stays inside documents (`GPT.forward`). `last`: this
         micro-batch closes the accumulation window. DDP, FSDP and DeepSpeed decide before the
@@ -123,20 +123,20 @@ class Engine(Protocol):
     def evaluate(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None
     ) -> Tensor:
-        """Mean loss without gradients and without dropout, or the logits [B, T, V] where there are
-        no targets; every rank must call it.
+        """Return the mean loss without gradients and without dropout, or the logits [B, T, V] where
+        there are no targets; every rank must call it.
 
         Gathered parameters are freed again: a save may come next.
         """
 
     def routed(self) -> Tensor | None:
-        """Tokens [blocks, experts] of this rank since the last call; None without experts."""
+        """Return this rank's tokens [blocks, experts] since the last call; None without experts."""
 
     def count_states(self) -> StorageCount:
-        """The storages of training state this rank holds right now."""
+        """Return the storages of training state this rank holds right now."""
 
     def training_state(self) -> TrainingState:
-        """This rank's part of a checkpoint, as ranges of flattened fp32 tensors."""
+        """Return this rank's part of a checkpoint, as ranges of flattened fp32 tensors."""
 
 
 def train_step(

@@ -92,20 +92,20 @@ class TrainingState(Protocol):
         """Kinds that some parameters lack, or hold in another shape."""
 
     def saved(self) -> Iterator[Shard]:
-        """Ranges that this rank writes; all ranks write every element of every kind once."""
+        """Yield what this rank writes; all ranks write every element of every kind once."""
 
     def loaded(self) -> Iterator[Shard]:
-        """Ranges that this rank fills to restore its part of the state."""
+        """Yield the ranges that this rank fills to restore its part of the state."""
 
     def frozen(self) -> Iterator[Shard]:
-        """This rank's part of the weights that are not trained, to be filled: no checkpoint has
-        them."""
+        """Yield this rank's part of the weights that are not trained, to be filled: no checkpoint
+        has them."""
 
     def updated(self) -> Updated:
-        """Ranges of parameters that this rank's optimizer updates."""
+        """Return the ranges of parameters that this rank's optimizer updates."""
 
     def counters(self) -> dict[str, float]:
-        """The optimizer's own step counters, the same for every parameter."""
+        """Return the optimizer's own step counters, the same for every parameter."""
 
     def finish_load(self, counters: Mapping[str, float]) -> None:
         """Set the counters, and derive what depends on the filled ranges."""
@@ -151,7 +151,7 @@ def reads_in_pieces(optimizer: torch.optim.Optimizer) -> TypeGuard[LowPrecisionA
 
 
 def state_kinds(optimizer: torch.optim.Optimizer, tensor: Tensor) -> list[str]:
-    """Names of one parameter's states that a checkpoint holds."""
+    """Return the names of one parameter's states that a checkpoint holds."""
     if reads_in_pieces(optimizer):
         return list(MOMENTS)
     state = optimizer.state[tensor]
@@ -159,7 +159,7 @@ def state_kinds(optimizer: torch.optim.Optimizer, tensor: Tensor) -> list[str]:
 
 
 def counters(optimizer: torch.optim.Optimizer, tensor: Tensor) -> dict[str, float]:
-    """The scalar states of one parameter."""
+    """Return the scalar states of one parameter."""
     state = optimizer.state[tensor]
     return {
         name: float(value)

@@ -67,8 +67,8 @@ class Masks:
             yield Shard(name=name, kind=MASK, start=self._first[name], data=bits)
 
     def saved(self, weights: Shard) -> Iterator[Shard]:
-        """The bytes that go with a range of weights: those whose first bit is of a weight in it, so
-        that ranges which hold each weight once give each byte once."""
+        """Yield the bytes that go with a range of weights: those whose first bit is of a weight in
+        it, so that ranges which hold each weight once give each byte once."""
         bits = self._bits.get(weights.name)
         if bits is not None and weights.kind == PARAM:
             begin, end = -(-weights.start // 8), -(-weights.stop // 8)
@@ -124,23 +124,23 @@ class MaskedEngine:
         self.loss_scale, self.set_loss_scale = engine.loss_scale, engine.set_loss_scale
 
     def count_states(self) -> StorageCount:
-        """The engine's, and the masks."""
+        """Return the engine's, and the masks."""
         count = self.inner.count_states()
         count.add("masks", self._masks.tensors)
         return count
 
     def training_state(self) -> TrainingState:
-        """The engine's, with the masks."""
+        """Return the engine's, with the masks."""
         return MaskedState(self.inner.training_state(), self._masks)
 
 
 def mask_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Name of each parameter with a mask -> shape of the mask in bytes."""
+    """Return the name of each parameter with a mask -> shape of the mask in bytes."""
     return {n: (-(-math.prod(s) // 8),) for n, s in shapes.items() if is_projection(n)}
 
 
 def bytes_of(start: int, numel: int) -> int:
-    """Bytes of the bits [start, start + numel), which begin and end anywhere in a byte."""
+    """Return the bytes of bits [start, start + numel), which begin and end anywhere in a byte."""
     return -(-(start + numel) // 8) - start // 8 if numel else 0
 
 

@@ -39,7 +39,7 @@ class Gradients:
         return norm
 
     def norm(self) -> Tensor:
-        """The norm of all gradients, an fp32 scalar."""
+        """Return the norm of all gradients, an fp32 scalar."""
         sharded = [p.grad for p in self._parameters if p.grad is not None and p in self._sharded]
         replicated = [
             p.grad for p in self._parameters if p.grad is not None and p not in self._sharded
@@ -255,7 +255,8 @@ def native_engine(
     engine: type[NativeEngine] = NativeEngine,
     **options: Any,
 ) -> Engine:
-    """The engine of a run over its (wrapped or sharded) module; `options` go to NativeEngine."""
+    """Return the engine of a run over its (wrapped or sharded) module; `options` go to
+    NativeEngine."""
     optim, types = inputs.config.optim, inputs.types
     if optim.optimizer_in_backward:
         engine = InBackwardEngine

@@ -34,7 +34,7 @@ from launcher.util.sizes import even_part
 def native_state(
     module: nn.Module, optimizer: torch.optim.Optimizer, shards: ModelShards | None
 ) -> TrainingState:
-    """The state of a module of plain tensors or DTensors, and a torch optimizer over them."""
+    """Return the state of a module of plain tensors or DTensors, and of its torch optimizer."""
     if shards is None:
         return NativeState(module, optimizer)
     copies = (shards.data_parallel.rank, shards.data_parallel.size)
@@ -81,7 +81,7 @@ class NativeState:
         }
 
     def saved(self) -> Iterator[Shard]:
-        """An even part of each range per rank that holds a copy of it."""
+        """Yield an even part of each range per rank that holds a copy of it."""
         for part, copy, copies in self._held(filled=False):
             begin, end = even_part(part.data.numel(), copy, copies)
             yield from part.shards(begin, end)
@@ -92,13 +92,13 @@ class NativeState:
             yield from part.shards(0, part.data.numel())
 
     def frozen(self) -> Iterator[Shard]:
-        """The local ranges of frozen parameters."""
+        """Yield the local ranges of frozen parameters."""
         for name, parameter in self._frozen.items():
             data, cut, _, _ = _local_part(parameter, self._copies)
             yield from _Part(name, PARAM, data, cut).shards(0, data.numel())
 
     def updated(self) -> Updated:
-        """The parameters themselves."""
+        """Return the parameters themselves."""
         ranges = []
         for name, parameter in self._parameters.items():
             data, cut, _, _ = _local_part(parameter, self._copies)
@@ -109,7 +109,7 @@ class NativeState:
         return self._optimizer, ranges
 
     def counters(self) -> dict[str, float]:
-        """Adam's step; SGD has none."""
+        """Return Adam's step; SGD has none."""
         return counters(self._optimizer, self._counted)
 
     def finish_load(self, counters: Mapping[str, float]) -> None:
@@ -151,7 +151,7 @@ class _Part(NamedTuple):
     first: int = 0
 
     def shards(self, begin: int, end: int) -> Iterator[Shard]:
-        """Elements [begin, end) of `data`, where they lie in the whole tensor."""
+        """Yield the elements [begin, end) of `data`, where they lie in the whole tensor."""
         for span in self.cut.ranges(self.first + begin, self.first + end):
             offset = span.offset - self.first
             yield Shard(
@@ -171,7 +171,7 @@ def _ranks() -> tuple[int, int]:
 def _local_part(
     tensor: Tensor, whole_copies: tuple[int, int]
 ) -> tuple[Tensor, ParameterShard, int, int]:
-    """(flat local elements, where they lie in the tensor, which copy this is, copies there are)."""
+    """Return (flat local elements, their place in the tensor, which copy this is, of how many)."""
     if not is_dtensor(tensor):
         return tensor.detach().view(-1), ParameterShard((tensor.numel(),)), *whole_copies
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -212,7 +212,7 @@ class ModelShardState:
         self.counters, self.finish_load = inner.counters, inner.finish_load
 
     def saved(self) -> Iterator[Shard]:
-        """The ranges that this rank writes."""
+        """Yield the ranges that this rank writes."""
         index, size = self.shards.model_parallel.shard_index
         for shard in _runs(self._inner.saved()):
             if self.shards.of[shard.name].replicated:

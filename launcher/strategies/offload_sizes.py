@@ -75,7 +75,7 @@ def _zero_section_of_file(config: RunConfig) -> JsonObject:
 def _crossing_bytes(
     config: RunConfig, parameters: Sequence[Parameter], world_size: int, element: int
 ) -> int:
-    """Bytes of a rank's shards of parameters, or gradients, between host and device.
+    """Return the bytes of a rank's shards of parameters, or gradients, between host and device.
 
     For a GPU they are page-locked, and rounded up to powers of two: each of FSDP's shards, or each
     of DeepSpeed's flat groups (matrices, vectors), which frozen ones are not in. NVMe's staging

@@ -51,7 +51,7 @@ def parameters_of(
 
 @cache
 def shards_of(model: ModelConfig, rank: ModelParallelRank) -> dict[str, ParameterShard]:
-    """Name -> the rank's shard of the parameter, in the same order."""
+    """Return name -> the rank's shard of the parameter, in the same order."""
     return {p.name: shard_of(p.name, p.shape, model, rank) for p in _whole_parameters(model)}
 
 
@@ -74,17 +74,17 @@ def _whole_parameters(model: ModelConfig) -> tuple[Parameter, ...]:
 
 
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape, in the same order."""
+    """Return name -> shape, in the same order."""
     return {parameter.name: parameter.shape for parameter in parameters_of(model)}
 
 
 def trained_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the parameters that have gradients."""
+    """Return name -> shape of the parameters that have gradients."""
     return {p.name: p.shape for p in parameters_of(model) if p.trained}
 
 
 def frozen_bytes(model: ModelConfig, element_bytes: int) -> int:
-    """Bytes of frozen parameters: elements of the compute type, or quantised bytes."""
+    """Return the bytes of frozen parameters: elements of the compute type, or quantised bytes."""
     if model.lora is None:
         return 0
     frozen = (p for p in parameters_of(model) if not p.trained)

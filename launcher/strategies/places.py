@@ -26,7 +26,7 @@ class Box(NamedTuple):
     step: int
 
     def within(self, other: "Box") -> "Box | None":
-        """The intersection with another box."""
+        """Return the intersection with another box."""
         top, bottom = max(self.top, other.top), min(self.bottom, other.bottom)
         left, right = max(self.left, other.left), min(self.right, other.right)
         if top >= bottom or left >= right:
@@ -71,7 +71,7 @@ class Places:
         return self.start + self.numel if self.contiguous else self.place(self.numel - 1) + 1
 
     def place(self, number: Number) -> Number:
-        """Place of the element, or elements, of a number."""
+        """Return the place of the element, or elements, of a number."""
         return self.start + number // self.run * self.pitch + number % self.run
 
     def boxes(self, width: int, begin: int = 0, end: int | None = None) -> Iterator[Box]:
@@ -95,8 +95,8 @@ class Places:
 
 
 def _rows(begin: int, end: int, width: int) -> Iterator[tuple[int, int, int, int]]:
-    """Elements [begin, end) of a flattened matrix: a part of a row, whole rows, a part of a row, as
-    (top, bottom, left, right) each."""
+    """Yield the elements [begin, end) of a flattened matrix: a part of a row, whole rows, a part of
+    a row, as (top, bottom, left, right) each."""
     (top, left), (bottom, right) = divmod(begin, width), divmod(end, width)
     if top == bottom:
         yield top, top + 1, left, right

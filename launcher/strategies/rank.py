@@ -43,11 +43,12 @@ class Rank:
         return tuple(p for p in self.parameters if p.trained)
 
     def element_bytes(self, parameter: Parameter) -> int:
-        """Bytes of an element between steps: what is frozen needs no more than is computed with."""
+        """Return the bytes of an element between steps: what is frozen needs no more than is
+        computed with."""
         return self.stored_bytes if parameter.trained else self.computing_bytes(parameter)
 
     def computing_bytes(self, parameter: Parameter) -> int:
-        """Bytes of an element while it is computed with."""
+        """Return the bytes of an element while it is computed with."""
         return 1 if parameter.packed else self.computed_bytes
 
     @cached_property

@@ -32,14 +32,14 @@ class _WithoutValues(TorchFunctionMode):
 
 
 def shapes_of_one_block(model: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every parameter of the model with a single block, tied ones once, in the
-    order of `named_parameters`."""
+    """Return (name, shape) of every parameter of the model with a single block, tied ones once, in
+    the order of `named_parameters`."""
     one = _on_meta(dataclasses.replace(model, layers=1, activation_checkpointing="none"))
     return [(name, tuple(p.shape)) for name, p in one.named_parameters()]
 
 
 def foreign_shapes(model: ForeignConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every parameter of a decoder of transformers, or of its shard, likewise."""
+    """Return the same of every parameter of a decoder of transformers, or of its shard."""
     named = [(name, tuple(p.shape)) for name, p in _on_meta(model).named_parameters()]
     if (part := model.part) is None:
         return named

@@ -71,7 +71,7 @@ class FolderWeights(Stored, contextlib.ExitStack):
         self.folder, self.config = folder, config
         self.shapes = dict(parameter_shapes(config))
         self._weights = self.enter_context(WeightFiles(folder))
-        self._match()
+        self._match()  # after an error nothing refers to the files any more, which closes them
 
     def base(self) -> Base:
         digest, paths = hashlib.sha256(), self._weights.paths

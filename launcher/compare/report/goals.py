@@ -59,7 +59,7 @@ def best_by_goal(runs: Sequence[Compared], budget_bytes: int) -> list[dict[str, 
 
 
 def _speed_and_memory(runs: Sequence[Compared], kinds: Sequence[str]) -> dict[str, list[Reached]]:
-    """Memory and tokens/s of the runs that have both; memory of the first kind that most have."""
+    """Return memory and tokens/s of the runs with both; memory of the first kind that most have."""
     kind = max(kinds, key=lambda k: sum(one.figures.memory[k] is not None for one in runs))
     return {
         name: [

@@ -83,7 +83,7 @@ def cells_of(
 
 
 def training_flags(row: SweepRow) -> list[str]:
-    """Flags of a cell's training, which saves no model unless the cell asks for it."""
+    """Return the flags of a cell's training, which saves no model unless the cell asks for it."""
     saves = {} if row.flags.get("save_minutes") else {"save_every": 0}
     return flags_of({**saves, **row.flags})
 

@@ -26,11 +26,11 @@ class SweepFolder:
         self.path = path
 
     def run_folder(self, name: str) -> Path:
-        """Run folder of a cell."""
+        """Return the run folder of a cell."""
         return self.path / "cells" / name
 
     def log(self, name: str) -> Path:
-        """Log file of a cell's processes."""
+        """Return the log file of a cell's processes."""
         return self.path / "logs" / f"{name}.txt"
 
     def read(self) -> Sweep | None:

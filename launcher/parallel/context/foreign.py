@@ -38,7 +38,7 @@ class LocalSequenceDecoder(ForeignDecoder):
         self.causal.config._attn_implementation = _registered(chosen, context_group.rank.size)
 
     def positions(self, tokens: Tensor, starts: Tensor | None) -> Tensor | None:
-        """Those of this rank's tokens [B, T/ranks], int64 [1, T/ranks]."""
+        """Return those of this rank's tokens [B, T/ranks], int64 [1, T/ranks]."""
         assert starts is None
         rank = self.context_group.rank
         (local,) = rank.local_ranges(rank.size * tokens.size(1))

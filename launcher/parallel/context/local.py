@@ -36,7 +36,7 @@ class LocalSequenceGPT(GPT):
         return super().embed(tokens, positions + shift)
 
     def rotation(self, positions: Tensor) -> Rotation | None:
-        """The rotation of this rank's tokens."""
+        """Return the rotation of this rank's tokens."""
         return super().rotation(self._positions(len(positions), positions.device))
 
     def _positions(self, count: int, device: torch.device) -> Tensor:

@@ -95,7 +95,7 @@ def _merged(q: Tensor, k: Tensor, v: Tensor, context_group: ContextGroup) -> tup
 
 
 def _visible(rank: int, source: int, tokens: int) -> tuple[slice, slice, bool]:
-    """(queries of `rank`, keys of `source`, causal): half of all pairs in each case."""
+    """Return (queries of `rank`, keys of `source`, causal): half of all pairs in each case."""
     if source == rank:
         return slice(None), slice(None), True
     if source < rank:  # its late chunk is later than both of ours
@@ -113,7 +113,7 @@ def _merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
 
 
 def _circulate(kv: Tensor, context_group: ContextGroup) -> Iterator[tuple[int, Tensor]]:
-    """(rank, its keys and values), this rank's first. The next ones are sent while the caller
+    """Yield (rank, its keys and values), this rank's first. The next ones are sent while the caller
     computes. kv [2, B, Hkv, t, e]."""
     rank, ranks = context_group.rank.index, context_group.rank.size
     for step in range(ranks - 1):
@@ -179,7 +179,7 @@ def _efficient_backward(
     lse: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The kernel for fp32 on GPUs, which takes no grouped queries."""
+    """Return the kernel for fp32 on GPUs, which takes no grouped queries."""
     kv_heads = k.size(1)
     k, v = _for_each_query(q, k, v)
     # Queries that fill the last 32 have no weight; the output is read as dense [B, t, H, e].

@@ -33,7 +33,7 @@ def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> Attention
 
 
 def full_mask(prepare: Prepare, context_group: ContextGroup) -> Prepare:
-    """The kernel's mask for all of T, prepared from a rank's local sequence length."""
+    """Return the kernel's mask for all of T, prepared from a rank's local sequence length."""
 
     def prepared(
         seq_len: int,

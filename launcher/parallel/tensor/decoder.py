@@ -43,7 +43,8 @@ def shard_modules(model: GPT, config: ModelConfig, tensor_group: TensorGroup) ->
 def _sharded(
     model: GPT, name: str, config: ModelConfig, tensor_group: TensorGroup
 ) -> nn.Module | None:
-    """The sharded module with the parameters of the one called `name`; None where it stays."""
+    """Return the sharded module with the parameters of the one called `name`; None where it
+    stays."""
     module = model.get_submodule(name)
     first, _ = bounds(config.vocab_size, tensor_group.rank)
     match module:

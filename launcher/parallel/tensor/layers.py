@@ -159,7 +159,7 @@ class SequenceParallelNorm(nn.Module):
 
 
 def replicated(parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
-    """A replicated parameter, whose gradient is the sum over the ranks."""
+    """Return a replicated parameter, whose gradient is the sum over the ranks."""
     same: Tensor = _Replicated.apply(parameter, tensor_group)
     return same
 

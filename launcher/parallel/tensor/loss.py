@@ -64,7 +64,7 @@ def vocab_parallel_loss(
     tensor_group: TensorGroup,
     softcap: float | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of hidden [r, d] of this rank, or [B*T, d] that each rank has alike.
+    """Return the mean cross-entropy of this rank's hidden [r, d], or [B*T, d] that all have alike.
 
     Args:
         weight: rows of the head from `first` on, of `vocab_size`.

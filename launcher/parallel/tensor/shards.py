@@ -58,7 +58,7 @@ class ParameterShard:
         return (*matrices, count, width) if self.full_shape[1:] else (count,)
 
     def take(self, value: Tensor) -> Tensor:
-        """The shard of a full value."""
+        """Return the shard of a full value."""
         if self.columns is not None:
             return value[..., slice(*self.columns)].contiguous()
         if not self.rows:
@@ -102,7 +102,7 @@ class ParameterShard:
 def shard_of(
     name: str, full_shape: Sequence[int], model: ModelConfig, rank: ModelParallelRank
 ) -> ParameterShard:
-    """A rank's shard of the parameter `name`.
+    """Return a rank's shard of the parameter `name`.
 
     Attention is sharded by heads and the MLP by its width, in both of its products; the tables of
     tokens and positions by rows, as evenly as can be. Norms, and biases that are added to a sum,
@@ -140,12 +140,12 @@ def _planned(
 
 
 def bounds(total: int, rank: TensorRank) -> Bounds:
-    """A rank's range of `total`, as even as can be."""
+    """Return a rank's range of `total`, as even as can be."""
     return even_part(total, rank.index, rank.size)
 
 
 def _sections(sizes: Sequence[int], rank: TensorRank) -> tuple[Bounds, ...]:
-    """A rank's range of each of consecutive sections."""
+    """Return a rank's range of each of consecutive sections."""
     found, begin = [], 0
     for size in sizes:
         low, high = bounds(size, rank)

@@ -26,7 +26,7 @@ def sharded_dimension(shape: Sequence[int], ranks: int) -> int:
 def shard_shapes(
     shape: Sequence[int], *, rank: int, ranks: int, dimension: int = 0
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape, shape with padding) of a rank's shard: `torch.chunk` along the dimension."""
+    """Return (shape, shape with padding) of a rank's shard: `torch.chunk` along the dimension."""
     padded = -(-shape[dimension] // ranks)
     own = max(0, min(padded, shape[dimension] - rank * padded))
     before, after = shape[:dimension], shape[dimension + 1 :]
@@ -34,6 +34,6 @@ def shard_shapes(
 
 
 def row_range(shape: Sequence[int], *, rank: int, ranks: int) -> tuple[int, int]:
-    """(first, number) of the elements in a rank's rows."""
+    """Return (first, number) of the elements in a rank's rows."""
     (own, *_), (padded, *_) = shard_shapes(shape, rank=rank, ranks=ranks)
     return min(shape[0], rank * padded) * math.prod(shape[1:]), own * math.prod(shape[1:])

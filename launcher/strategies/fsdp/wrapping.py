@@ -132,7 +132,7 @@ def _options(inputs: BuildInputs) -> dict[str, Any]:
 
 
 def _mesh(inputs: BuildInputs) -> DeviceMesh:
-    """The ranks that this one shards with, and replicates across."""
+    """Return the ranks that this one shards with, and replicates across."""
     device, size = inputs.world.device.type, inputs.data_parallel.size
     replicas = inputs.config.sharding.replicate
     _, model_parallel = inputs.model_parallel.shard_index

@@ -38,7 +38,7 @@ AIO = {
 
 
 def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
-    """The config for `deepspeed.initialize`, of `world_size` ranks that shard the same states."""
+    """Return the config of `deepspeed.initialize` for `world_size` ranks that shard the states."""
     config, model = resolved.config, resolved.own_model
     ours = _owned(config, accumulation=resolved.accumulation)
     ours["zero_optimization"] = _zero_section(config, model)
@@ -53,7 +53,7 @@ def build_config(resolved: Resolved, *, world_size: int) -> JsonObject:
 
 
 def zero_optimization(rank: Rank) -> JsonObject:
-    """The section `zero_optimization` of the config, for a prediction."""
+    """Return the section `zero_optimization` of the config, for a prediction."""
     config = build_config(rank.resolved, world_size=rank.world_size)
     section: JsonObject = config["zero_optimization"]
     return section

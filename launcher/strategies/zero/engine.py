@@ -201,7 +201,7 @@ def _import_muon_uncompiled() -> None:
 
 
 def _groups(inputs: BuildInputs) -> SimpleNamespace | None:
-    """The answers of a Megatron-like model parallel unit; None where all ranks shard."""
+    """Return the answers of a Megatron-like model parallel unit; None where all ranks shard."""
     tensor, data = inputs.model_parallel.tensor, inputs.data_parallel
     if tensor is None:
         return None

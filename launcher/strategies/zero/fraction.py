@@ -22,13 +22,13 @@ fraction is met within one of them, at the price of as many updates of a smaller
 
 
 def sub_group_elements(model: ModelConfig, world_size: int) -> int:
-    """Elements of a rank at which DeepSpeed closes a sub-group."""
+    """Return the elements of a rank at which DeepSpeed closes a sub-group."""
     trained = (p for p in parameters_of(model) if p.trained)
     return -(-sum(-(-p.elements // world_size) for p in trained) // SUB_GROUPS)
 
 
 def kept_on_device(elements: Sequence[int], fraction: float) -> frozenset[int]:
-    """The sub-groups, of so many elements each, that are not offloaded.
+    """Return the sub-groups, of so many elements each, that are not offloaded.
 
     At least `fraction` of all elements are offloaded. In their order, sub-groups stay that still
     fit into the rest, so that less than the smallest of the offloaded ones is offloaded beyond

@@ -82,7 +82,7 @@ def is_built() -> bool:
 
 
 def what_is_missing() -> str | None:
-    """`a C++ compiler`, `ninja` or `libaio`, whichever is not here; None where all are."""
+    """Return `a C++ compiler`, `ninja` or `libaio`, whichever is not here; None where all are."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         return f"a C++ compiler ({compiler!r} is no program on PATH)"
@@ -115,7 +115,7 @@ def extensions_folder() -> Path:
 
 
 def build_folder(op: str) -> Path:
-    """Folder of one op's build: by Python and CUDA version, unless the root was chosen."""
+    """Return the folder of an op's build: by Python and CUDA version, unless a root was chosen."""
     root = extensions_folder()
     if "TORCH_EXTENSIONS_DIR" not in os.environ:
         cuda = "cpu" if torch.version.cuda is None else "cu" + torch.version.cuda.replace(".", "")
@@ -141,7 +141,7 @@ def remove_stale_lock(lock: Path) -> None:
 
 
 def held_files() -> set[str]:
-    """Files that processes of this user hold open."""
+    """Return the files that processes of this user hold open."""
     held: set[str] = set()
     for process in psutil.process_iter():
         # Another user's, or gone by now.

@@ -74,7 +74,7 @@ def remove_abandoned(parent: Path) -> list[Path]:
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system that holds `folder`, `unknown file system` when not listed."""
+    """Return the type of the file system of `folder`, `unknown file system` when not listed."""
     place = folder.resolve()
     mounts = {
         Path(p.mountpoint): p.fstype

@@ -49,12 +49,12 @@ PARAMETERS = ("bit16_groups_flat", "fp16_partitioned_groups_flat", "lp_param_buf
 
 
 def masters_of(outer: Any) -> list[Tensor]:
-    """The flat fp32 partitions of one of DeepSpeed's optimizers."""
+    """Return the flat fp32 partitions of one of DeepSpeed's optimizers."""
     return list(next(getattr(outer, name) for name in MASTER_WEIGHTS if hasattr(outer, name)))
 
 
 def count_states(engine: Any) -> StorageCount:
-    """Everything that a DeepSpeed engine holds between two steps."""
+    """Return everything that a DeepSpeed engine holds between two steps."""
     count = StorageCount()
     outer = engine.optimizer
     inner = getattr(outer, "optimizer", outer)  # stage 0 has one optimizer
@@ -99,7 +99,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def zero_state(engine: Any, shards: ModelShards | None) -> TrainingState:
-    """The state of a DeepSpeed engine of any stage."""
+    """Return the state of a DeepSpeed engine of any stage."""
     stage = engine.zero_optimization_stage()
     if stage == 0:  # the optimizer is ours, over fp32 parameters that are not sharded
         return native_state(engine.module, engine.optimizer, shards)
@@ -143,7 +143,7 @@ class _FragmentedState:
         self.own_shapes: OwnShapes = {}  # factored states cannot be partitioned
 
     def saved(self) -> Iterator[Shard]:
-        """The fp32 master weights and optimizer states of this rank's partition."""
+        """Yield the fp32 master weights and optimizer states of this rank's partition."""
         return self._partitions(filled=False)
 
     def _partitions(self, *, filled: bool) -> Iterator[Shard]:
@@ -175,7 +175,7 @@ class _FragmentedState:
             yield 0, state_of(self._inner, master, kind).detach()
 
     def loaded(self) -> Iterator[Shard]:
-        """The ranges of `saved` and, at stages 1 and 2, the full parameters that compute."""
+        """Yield the ranges of `saved` and, at stages 1 and 2, the full parameters that compute."""
         yield from self._partitions(filled=True)
         if self._engine.zero_optimization_stage() < 3:
             for name in self.shapes:
@@ -183,7 +183,7 @@ class _FragmentedState:
                 yield Shard(name=name, kind=PARAM, start=0, data=data)
 
     def frozen(self) -> Iterator[Shard]:
-        """Full parameters at stages 1 and 2, slices at stage 3."""
+        """Yield full parameters at stages 1 and 2, slices at stage 3."""
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
                 continue
@@ -196,11 +196,11 @@ class _FragmentedState:
                 yield Shard(name=name, kind=PARAM, start=start, data=local.data.view(-1)[:numel])
 
     def updated(self) -> Updated:
-        """The master weights; DeepSpeed copies from them what is computed with."""
+        """Return the master weights; DeepSpeed copies from them what is computed with."""
         return self._inner, list(self._find_fragments(self._engine, self._masters))
 
     def counters(self) -> dict[str, float]:
-        """Adam's step; SGD has none."""
+        """Return Adam's step; SGD has none."""
         return counters(self._inner, self._masters[0])
 
     def finish_load(self, counters: Mapping[str, float]) -> None:

@@ -52,8 +52,8 @@ class Swapped:
                 self._outer._optimizer_states_and_gradient_swap_out(number)
 
     def read(self, master: Tensor, kind: str) -> Tensor:
-        """A flat fp32 state of a sub-group, mapped from its file: nothing is in memory yet, and
-        what is written to it goes into the file."""
+        """Return a flat fp32 state of a sub-group, mapped from its file: nothing is in memory yet,
+        and what is written to it goes into the file."""
         path = self._path(master, kind)
         # Pages of an earlier read may be older than what direct I/O has written since.
         _forget_cached(path)

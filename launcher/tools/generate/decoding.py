@@ -129,6 +129,6 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper prefix of `stop`."""
+    """Return the length of the longest end of `text` that is a proper prefix of `stop`."""
     sizes = range(min(len(text), len(stop) - 1), 0, -1)
     return next((size for size in sizes if stop.startswith(text[-size:])), 0)

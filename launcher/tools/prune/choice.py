@@ -70,7 +70,7 @@ class PruneOptions:
         return self.method == "wanda"
 
     def removed_of(self, count: int) -> int:
-        """Number of weights, heads or units to remove of `count`, rounded to nearest."""
+        """Return the number of weights, heads or units to remove of `count`, rounded to nearest."""
         return round(self.sparsity * count)
 
 

@@ -46,11 +46,11 @@ class Kind:
         return self.zeros / self.after
 
     def dense_bytes(self, value_bytes: int) -> int:
-        """Bytes with one value per weight."""
+        """Return the bytes with one value per weight."""
         return value_bytes * self.after
 
     def sparse_bytes(self, value_bytes: int) -> int:
-        """Bytes with a bitmask and the nonzero values.
+        """Return the bytes with a bitmask and the nonzero values.
 
         2:4 takes the same: two values of four, with a 2-bit index each.
         """

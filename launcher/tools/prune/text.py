@@ -99,16 +99,16 @@ class Text:
         return {name: sums.sqrt() for name, sums in square_sums.items()}
 
     def calibration_steps(self, tokens: int) -> int:
-        """Batches needed for `tokens` tokens, at most those of one pass over the split."""
+        """Return the batches for `tokens` tokens, at most those of one pass over the split."""
         # A second pass would scale all norms, and hardly change which weights go.
         return min(math.ceil(tokens / (BATCH * self.seq_len)), self._batches().steps_per_epoch)
 
     def calibration_tokens(self, tokens: int) -> int:
-        """Tokens actually read for a request of `tokens`."""
+        """Return the tokens actually read for a request of `tokens`."""
         return self.calibration_steps(tokens) * BATCH * self.seq_len
 
     def _batches(self) -> GlobalBatches:
-        """Sequences of the training split, to calibrate on."""
+        """Return the sequences of the training split, to calibrate on."""
         return GlobalBatches(self.corpus.train, seq_len=self.seq_len, global_batch=BATCH, seed=0)
 
 

@@ -56,7 +56,7 @@ def page_html(
 
 
 def asset(name: str) -> str:
-    """The text of a script or style."""
+    """Return the text of a script or style."""
     return (resources.files("launcher.util.page") / "assets" / name).read_text(encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ def trace_of(
     seq_len: int,
     rank: ModelParallelRank,
 ) -> Trace:
-    """The trace of a model on a single model-parallel rank."""
+    """Return the trace of a model on a single model-parallel rank."""
     assert rank == WHOLE_MODEL
     template = template_here(model, compute, seq_len)
     return trace_from(template, model, compute, micro_batch, seq_len)
