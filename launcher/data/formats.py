@@ -237,8 +237,7 @@ def reject_pair(names: Collection[str], where: str) -> None:
     if {"chosen", "rejected"} <= {*names}:
         raise UserError(
             f"{where}: 'chosen' and 'rejected' are a pair for preference training, which is not "
-            "offered: to fine-tune on 'chosen', rename it to 'completion' beside a 'prompt', or to "
-            "'messages' if it is a list of them"
+            "offered: to fine-tune, rename 'chosen' to 'completion', or a list to 'messages'"
         )
 
 
