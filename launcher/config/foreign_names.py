@@ -75,6 +75,8 @@ _ANSWERS: Final[Mapping[str, str]] = {
     "parallelism": "ep expert_parallel expert_parallel_size expert_model_parallel_size "
     "expert_parallel_degree moe_expert_parallel_size ep_size parallelism.expert_parallel_degree",
     _START: "num_processes nproc nproc_per_node num_gpus n_gpus gpus world_size",
+    "another trainer, as TRL: preferences are not learned here": "dpo kto orpo simpo dpo_beta "
+    "pref_beta pref_loss pref_ftx",
     "--layers": "n_layer n_layers num_layers num_hidden_layers",
     "--heads": "n_head n_heads num_heads num_attention_heads",
     "--kv-heads": "num_key_value_heads num_query_groups n_kv_heads",

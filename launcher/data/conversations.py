@@ -7,7 +7,15 @@ import json
 from typing import Any, Final
 
 from launcher.data.chat import ChatTemplate
-from launcher.data.formats import Document, Form, ReadExample, is_messages, string_of, with_prompt
+from launcher.data.formats import (
+    Document,
+    Form,
+    ReadExample,
+    is_messages,
+    reject_pair,
+    string_of,
+    with_prompt,
+)
 from launcher.util.errors import UserError
 
 # github.com/tatsu-lab/stanford_alpaca, train.py: PROMPT_DICT.
@@ -43,15 +51,8 @@ def example_reader(form: Form, tokenizer: str, data: str) -> ReadExample:
                 f"{where}: 'label' is false, so its answer is a bad one, which fine-tuning would "
                 "learn: keep only the examples whose label is true"
             )
-        if (
-            form == "completions"
-            and "completion" not in record
-            and {"chosen", "rejected"} <= {*record}
-        ):
-            raise UserError(
-                f"{where}: 'chosen' and 'rejected' are a pair for preference training, which "
-                "is not offered: rename 'chosen' to 'completion' to fine-tune on it"
-            )
+        if "completion" not in record:
+            reject_pair(record, where)
         return read(record, where)
 
     return checked

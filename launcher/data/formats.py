@@ -219,11 +219,25 @@ def check_fields(
         UserError: it has no such field.
     """
     if field not in names:
+        reject_pair(names, where)
         first = [f"{name!s:.24}" for name in islice(names, _MOST_LISTED + 1)]
         if len(first) > _MOST_LISTED:
             first[-1] = "..."
         raise UserError(
             f"{where} has no {what} {field!r} ({what}s: {', '.join(first) or 'none'}): {fix}"
+        )
+
+
+def reject_pair(names: Collection[str], where: str) -> None:
+    """Reject a table or record of preferences: of each pair, one answer is a bad one.
+
+    Raises:
+        UserError: it has the fields of a pair.
+    """
+    if {"chosen", "rejected"} <= {*names}:
+        raise UserError(
+            f"{where}: 'chosen' and 'rejected' are a pair for preference training, which is not "
+            "offered: to fine-tune, rename 'chosen' to 'completion', or a list to 'messages'"
         )
 
 

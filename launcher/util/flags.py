@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -208,12 +209,19 @@ def split_options(
     Raises:
         UserError: an own option's value is invalid.
     """
-    dashed = [
+    return parser.parse_known_args(_dashed(argv))
+
+
+def _dashed(argv: Sequence[str]) -> list[str]:
+    return [
         token if not token.startswith("--") else name.replace("_", "-") + equals + value
         for token in argv
         for name, equals, value in [token.partition("=")]
     ]
-    return parser.parse_known_args(dashed)
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("-")
 
 
 _CLOSE = "Perhaps you meant:"
@@ -230,15 +238,17 @@ def options_of(kind: type[T], argv: Sequence[str], prog: str) -> T:
     captured = io.StringIO()
     try:
         with contextlib.redirect_stderr(captured):
-            return tyro.cli(kind, args=list(argv), prog=prog)
+            return tyro.cli(kind, args=_dashed(argv), prog=prog)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise
         lines = [line.strip("│╭╮╰╯─ ") for line in captured.getvalue().splitlines()]
-        # below the box's title, up to its first empty line
-        body = lines[1:]
-        end = next((i for i, line in enumerate(body) if not line), len(body))
+        # below the box's title, up to its first empty line; without UTF-8 the box is of hyphens
+        body = list(itertools.dropwhile(_is_rule, lines[1:]))
+        end = next((i for i, line in enumerate(body) if _is_rule(line)), len(body))
         said = " ".join(body[:end]).replace("Error parsing ", "")
         if _CLOSE in body[:-1]:
             said += f": did you mean {body[body.index(_CLOSE) + 1].split()[0]}?"
+        elif said.startswith("Unrecognized"):
+            said += f"; {prog} --help lists them"
         raise UserError(said) from None

@@ -25,6 +25,7 @@ from launcher.model.linears import PACKED, freeze, quantize, weight_of
 from launcher.model.parts import parts_of
 from launcher.model.recompute import recomputed
 from launcher.model.selective import AllProducts
+from launcher.util.errors import UserError
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
 """Attributes that a mixture of experts has where transformers computes its router loss."""
@@ -212,7 +213,7 @@ def initial_value(
     together, since a block's module may initialise what is inside of it; other modules alone.
 
     Raises:
-        ValueError: transformers leaves it uninitialised.
+        ValueError: transformers leaves it uninitialised; UserError: a user's decoder does.
     """
     if name.endswith(PACKED):  # whose bytes say nothing of their width
         weight = weight_of(name)
@@ -230,6 +231,11 @@ def initial_value(
     if not _drawn[key]:
         del _drawn[key]
     if value.sum().isnan():  # which needs no mask of its size
+        if USERS in config.fields:
+            raise UserError(
+                f"--decoder {config.architecture}: {inner.removeprefix('inner.')} has no initial "
+                "values: set them in init_weights(module), or in its module's reset_parameters()"
+            )
         raise ValueError(f"{config.computed_by} has no initial values for {inner}")
     assert tuple(value.shape) == tuple(shape)
     return value

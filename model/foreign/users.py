@@ -19,26 +19,19 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from launcher.model.foreign.config import USERS, ForeignConfig
+from launcher.model.foreign.users_values import RESETS, Draws, Undrawn
 from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
 _CONTEXT: Final = ("context", "block_size", "max_seq_len", "max_position_embeddings", "n_positions")
 _HEADS: Final = ("heads", "n_head", "n_heads", "num_heads", "num_attention_heads")
 _UNLIMITED: Final = 2**20
-_DRAWING: Final = frozenset({"normal_", "uniform_"})
-_WITHOUT_MODES: Final = {
-    name: getattr(nn.init, name) for name in ("orthogonal_", "sparse_", "trunc_normal_")
-}
-"""Functions of torch.nn.init that draw without asking a mode first."""
-_RESETS: Final = ("reset_parameters", "_reset_parameters")
-"""Methods by which modules of torch draw their initial values."""
 
 
 class UsersCausal(nn.Module):
@@ -72,7 +65,7 @@ class UsersCausal(nn.Module):
         if (own := getattr(self.inner, "init_weights", None)) is not None:
             own(module)
         elif module._parameters:  # what has none may have no such method
-            next(getattr(module, n) for n in _RESETS if hasattr(module, n))()
+            next(getattr(module, n) for n in RESETS if hasattr(module, n))()
 
 
 def head_of(inner: nn.Module) -> tuple[str, nn.Linear]:
@@ -90,34 +83,8 @@ def users_causal(document: Mapping[str, Any]) -> UsersCausal:
     """Build a user's decoder under the device and modes of the caller's context."""
     fields = dict(document)
     function, kind = _function(fields.pop(USERS))
-    with _Undrawn():
+    with Undrawn():
         return UsersCausal(function(_config(kind, fields)))
-
-
-class _Undrawn(TorchFunctionMode):
-    """Leave parameters as they are allocated: their values are drawn later, shard by shard."""
-
-    def __enter__(self) -> Self:
-        for name, function in _WITHOUT_MODES.items():
-            setattr(
-                nn.init, name, wrap_torch_function(lambda tensor, *_, **__: (tensor,))(function)
-            )
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        for name, function in _WITHOUT_MODES.items():
-            setattr(nn.init, name, function)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A function of torch.nn.init comes by its own name, and then runs with this mode off.
-        of_init = getattr(func, "__module__", None) == "torch.nn.init"
-        if of_init or getattr(func, "__name__", "") in _DRAWING:
-            drawn = args[0] if args else kwargs["tensor"]  # as torch.nn.init passes it on
-            if isinstance(drawn, nn.Parameter):
-                return drawn
-        return func(*args, **(kwargs or {}))
 
 
 def users_config(reference: str, given: Mapping[str, Any], **options: Any) -> ForeignConfig:
@@ -138,10 +105,15 @@ def users_config(reference: str, given: Mapping[str, Any], **options: Any) -> Fo
         document = json.dumps({USERS: reference, **fields}, sort_keys=True)
     except TypeError as error:
         raise UserError(f"its config is kept as JSON, and {error}: use numbers and text") from None
-    with torch.device("meta"):
+    with torch.device("meta"), Draws() as draws:
         inner = _built(function, config)
     for reason in _obstacles(inner):
         raise UserError(reason)
+    if not hasattr(inner, "init_weights") and (lost := draws.named(inner)) is not None:
+        raise UserError(
+            f"its constructor draws {lost}, and values are drawn later, shard by shard: give it "
+            "init_weights(module), which draws those of one module"
+        )
     blocks = parts_of(inner).blocks
     _, head = head_of(inner)
     heads = next((fields[name] for name in _HEADS if name in fields), 1)
@@ -242,7 +214,7 @@ def _obstacles(inner: nn.Module) -> Iterator[str]:
                 f"{'.'.join(filter(None, (name, kept[0])))} is a buffer whose values checkpoints "
                 "do not hold: compute it in __init__ and register it with persistent=False"
             )
-        if module._parameters and not own and not any(hasattr(module, n) for n in _RESETS):
+        if module._parameters and not own and not any(hasattr(module, n) for n in RESETS):
             yield (
                 f"{name or type(inner).__name__} has parameters without initial values: give it "
                 "reset_parameters(), or the decoder init_weights(module)"

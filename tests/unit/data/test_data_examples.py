@@ -750,6 +750,16 @@ def test_a_turn_of_weight_0_is_not_learned(tmp_path: Path) -> None:
             json.dumps({"conversations": [{"from": "function_call", "value": "weather()"}]}),
             "turn 1: the value of its function_call is 'weather()', it must be a JSON object",
         ),
+        (  # TRL's and LLaMA-Factory's pairs, without a prompt beside them
+            "d.jsonl",
+            json.dumps({"chosen": turns("a", "b"), "rejected": turns("a", "c")}),
+            "d.jsonl line 1: 'chosen' and 'rejected' are a pair for preference training",
+        ),
+        (
+            "d.jsonl",
+            json.dumps({"conversations": SHAREGPT[0], "chosen": {}, "rejected": {}}),
+            "d.jsonl line 1: 'chosen' and 'rejected' are a pair for preference training",
+        ),
         ("d.jsonl", json.dumps({"conversations": "x"}), "must be a list of objects with from"),
     ],
 )

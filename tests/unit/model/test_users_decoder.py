@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,15 @@ CHANGES = {
         "def change(self): self.blocks[0].w = nn.Parameter(torch.zeros(8))",
         r"blocks.0 has parameters without initial values",
     ),
+    "values drawn by the constructor": (  # as nanoGPT's
+        "def change(self): self.apply(self._values)\n    def _values(self, module):\n"
+        "        if isinstance(module, nn.Linear): nn.init.normal_(module.weight, std=0.02)",
+        r"its constructor draws blocks.0.linear.weight, and values are drawn later",
+    ),
+    "values drawn by a method": (
+        "@torch.no_grad()\n    def change(self): self.blocks[1].linear.bias.uniform_()",
+        "its constructor draws blocks.1.linear.bias",
+    ),
     "no head": ("def change(self): self.head = nn.Identity()", "has no nn.Linear after"),
     "not built": ("def change(self): float(self.head.weight.sum())", "cannot be built without"),
 }
@@ -131,7 +141,8 @@ def test_it_is_built_without_drawing_values(
         "nn.init.trunc_normal_(self.embedding.weight, std=2.0)\n        "
         "nn.init.orthogonal_(self.head.weight)\n        "
         "nn.init.sparse_(self.head.weight, 0.5)\n        "
-        "self.register_buffer('turn', nn.init.ones_(torch.zeros(2)), persistent=False)"
+        "self.register_buffer('turn', nn.init.ones_(torch.zeros(2)), persistent=False)\n    "
+        "def init_weights(self, module): pass"
     )
     text = f"{HEADER}    {change}\ndef build(config):\n    return Changed()\n"
     (tmp_path / "undrawn.py").write_text(text, encoding="utf-8")
@@ -144,6 +155,25 @@ def test_it_is_built_without_drawing_values(
     assert torch.equal(torch.get_rng_state(), before)
     assert causal.get_buffer("inner.turn").tolist() == [1.0, 1.0]
     assert nn.init.trunc_normal_ is trunc_normal
+
+
+def test_a_parameter_that_init_weights_leaves_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = (
+        "def change(self): pass\n    def init_weights(self, module):\n"
+        "        if isinstance(module, nn.Embedding): nn.init.normal_(module.weight)"
+    )
+    text = f"{HEADER}    {change}\ndef build(config):\n    return Changed()\n"
+    (tmp_path / "left_out.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = built("left_out:build")
+    drawn = partial(initial_value, config=model, seed=0, device="cpu")
+    assert drawn("causal.inner.embedding.weight", (20, 8)).std() > 0
+    with pytest.raises(
+        UserError, match=r"^--decoder left_out:build: blocks.0.linear.\w+ has no in"
+    ):
+        drawn("causal.inner.blocks.0.linear.weight", (8, 8))
 
 
 def test_it_writes_no_samples() -> None:

@@ -410,6 +410,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         ("--temperature 1 --top-p 0", "--top-p 0.0 must be more than 0"),
         ("--temperature 1 --top-p 1.1", "at most 1"),
         ("--top-k 5", "--top-k 5 needs a --temperature above 0"),
+        (
+            "--max_new_tokens 5",
+            ": Unrecognized options: --max-new-tokens, 5: did you mean --max-tokens?",
+        ),
+        ("--foo 5", "Unrecognized options: --foo, 5; shardscale generate --help lists them"),
         ("--max-tokens 0", "--max-tokens 0 must be 1 or more"),
         ("--max-tokens 47", "6 tokens and --max-tokens 47 exceed the model's context of 48"),
         ("--seed -1", "--seed -1 must be 0 or more"),
