@@ -1,6 +1,9 @@
 """Programs that end otherwise than by a trained step, and what their reports say of it."""
 
+import sys
+
 import pytest
+from nullgpu.test_rehearse_programs import TORCHRUN
 
 import shardscale
 
@@ -46,6 +49,21 @@ def test_a_library_that_the_null_gpu_lacks_is_no_error_of_the_program(
 def test_a_signal_from_outside_is_no_error_of_the_program() -> None:
     found = shardscale.rehearse([MODEL, "import os", "os.kill(os.getpid(), 9)"], gpu="T4")
     assert (found.verdict, "of its own" in repr(found)) == (None, False)
+
+
+ON_ONE_GPU = """\
+import torch
+torch.distributed.init_process_group("nccl")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+"""
+
+
+def test_ranks_that_select_the_same_gpu_are_an_error_as_nccls() -> None:
+    command = (sys.executable, *TORCHRUN)
+    found = shardscale.rehearse(ON_ONE_GPU, gpu="T4", command=command)
+    assert found.verdict is None
+    assert "Duplicate GPU detected : rank" in repr(found)
+    assert "as torch.cuda.set_device(LOCAL_RANK) selects" in repr(found)
 
 
 def test_an_error_before_the_first_step_is_said() -> None:

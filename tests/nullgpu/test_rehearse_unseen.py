@@ -8,6 +8,7 @@ from nullgpu.test_rehearse_programs import TORCHRUN
 
 import shardscale
 from launcher.forecast.machine import Machine
+from launcher.measure.hardware import CONTEXT_BYTES, NCCL_GROUP_BYTES
 
 pytestmark = pytest.mark.usefixtures("in_a_folder")
 
@@ -336,3 +337,33 @@ def test_a_weight_that_is_computed_is_no_evaluation() -> None:
     made = f"model = {norm}\nwith torch.no_grad(): model.weight\n"
     report = repr(shardscale.rehearse("".join((first, made, *loop)), gpu="T4"))
     assert "  not in it: an evaluation or a save after the first 3 steps" in report
+
+
+ON_THE_FIRST_GPU = """\
+import os, torch
+def train(rank):
+    torch.cuda.set_device(rank)
+    where = "file://" + os.path.abspath("rendezvous")
+    torch.distributed.init_process_group("nccl", where, rank=rank, world_size=2)
+    {rank}
+    model = torch.nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(9):
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    {parent}
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("where", ["rank", "parent"])
+def test_what_other_processes_take_of_a_ranks_gpu_is_used(where: str) -> None:
+    lines = dict.fromkeys(("rank", "parent"), "pass")
+    lines[where] = 'large = torch.ones(1 << 28, device="cuda:0")'
+    found = shardscale.rehearse(ON_THE_FIRST_GPU.format(**lines), gpu="T4", gpus=2)
+    first = found.record["ranks"][0]["reserved_peak_bytes"]
+    outside = 2 * CONTEXT_BYTES + NCCL_GROUP_BYTES
+    (card,) = [card for card in found.record["cards"] if card["gpu"] == "T4"]
+    assert card["used_bytes"] == pytest.approx(first + (1 << 30) + outside, abs=4 << 20)
+    assert "  on rank 0's GPU other processes of the program take 1.51GiB" in repr(found)

@@ -78,7 +78,11 @@ class Rehearsal:
 
     def _by_peaks(self) -> Verdict:
         """Without a sequence of allocations (the program records its own): reserved peaks."""
-        reserved = max(self.stage.worst.reserved_peak_bytes or 0, self.stage.others_bytes)
+        beside = self.stage.beside()
+        reserved = max(
+            self.stage.others_bytes,
+            *((r.reserved_peak_bytes or 0) + beside.get(r.number, 0) for r in self.stage.ranks),
+        )
         return verdict(reserved + outside_bytes(self.stage.world_size), self.gpu.memory_bytes)
 
     @property
@@ -140,9 +144,10 @@ def _cards(result: Rehearsal, machine: Callable[[str], Machine]) -> list[CardFit
     if not whole.ended_well or not complete or whole.caught:
         return []
     cards = on_every_gpu(
-        list(whole.recordings.values()),
+        whole.recordings,
         world_size=result.stage.world_size,
         others_bytes=whole.others_bytes,
+        beside=whole.beside(),
     )
     # the slowest rank sets the pace of all
     if result.slowest is None:

@@ -16,7 +16,7 @@ from launcher.tools.rehearse.failures import (
 from launcher.tools.rehearse.rehearsal import Rehearsal
 from launcher.tools.rehearse.stage import Stage
 from launcher.tools.rehearse.timeline import Kind, Timeline
-from launcher.tools.rehearse.unseen import unseen_lines
+from launcher.tools.rehearse.unseen import other_gpu_lines, unseen_lines
 from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.folder import WatchedRank
@@ -61,12 +61,7 @@ def lines(result: Rehearsal) -> Iterator[str]:
     yield from unseen_lines(whole)
     if len(whole.ranks) > 1:
         yield from table(("peaks", "allocated", "reserved", "resident set"), _ranks(whole))
-    for other in whole.other_gpus:
-        yield (
-            f"  rank {other['rank']} uses GPU {other['gpu']}, too: allocated "
-            f"{gib(other['allocated_peak_bytes'])}, reserved {gib(other['reserved_peak_bytes'])}; "
-            "the tables above are of its first GPU"
-        )
+    yield from other_gpu_lines(whole)
     yield from _outside(result)
     yield from _seconds(result)
     yield from value_lines(whole)

@@ -1,10 +1,12 @@
 """One run of a program on null GPUs, and what was recorded of it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.measure.hardware import CONTEXT_BYTES
 from launcher.measure.records import Status
 from launcher.tools.rehearse.timeline import Timeline, read_timeline
 from launcher.tools.watch import folder as folders
@@ -24,6 +26,8 @@ class Stage:
     held: Mapping[int, Held]
     timelines: Mapping[int, Timeline]
     """Rank -> the timeline of one more step."""
+    processes: Mapping[int, Mapping[str, int]]
+    """Process that is no rank -> GPU -> bytes that it has reserved there at most."""
 
     @property
     def world_size(self) -> int:
@@ -81,6 +85,20 @@ class Stage:
         """Return the most that is reserved on one of these."""
         return max((gpu["reserved_peak_bytes"] for gpu in self.other_gpus), default=0)
 
+    def beside(self) -> dict[int, int]:
+        """Return rank -> bytes that other processes take of its GPU, where they do: ranks that have
+        loaded something there, and the process that has started them."""
+        found: dict[int, int] = {}
+        for own in self.events("own_gpu"):
+            parent = self.processes.get(own["parent"], {})
+            held = [parent[own["uuid"]]] if own["uuid"] in parent else []
+            for other in self.other_gpus:
+                if other["uuid"] == own["uuid"]:
+                    held.append(other["reserved_peak_bytes"])
+            if held:
+                found[own["rank"]] = sum(held) + CONTEXT_BYTES * len(held)
+        return found
+
     @property
     def worst(self) -> WatchedRank:
         """Return the rank that needed most."""
@@ -109,4 +127,8 @@ def read_stage(folder: Path, code: int) -> Stage:
         recordings=recordings,
         held=contents,
         timelines=timelines,
+        processes={
+            int(path.stem.removeprefix("process")): json.loads(path.read_text("utf-8"))
+            for path in folder.glob("process*.json")
+        },
     )

@@ -37,6 +37,21 @@ def unseen_lines(stage: Stage) -> Iterator[str]:
             )
 
 
+def other_gpu_lines(stage: Stage) -> Iterator[str]:
+    """Yield what the tables of ranks lack: other GPUs of theirs, and other processes on theirs."""
+    for other in stage.other_gpus:
+        yield (
+            f"  rank {other['rank']} uses GPU {other['gpu']}, too: allocated "
+            f"{gib(other['allocated_peak_bytes'])}, reserved {gib(other['reserved_peak_bytes'])}; "
+            "the tables above are of its first GPU"
+        )
+    for number, size in stage.beside().items():
+        yield (
+            f"  on rank {number}'s GPU other processes of the program take {gib(size)} beside it, "
+            "with the CUDA context of each"
+        )
+
+
 def _of_optimizers(ended: Mapping[str, Any]) -> Iterator[str]:
     for optimizer in ended.get("unstepped", ()):
         yield (

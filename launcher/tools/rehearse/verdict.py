@@ -1,6 +1,6 @@
 """Verdicts on a rehearsed program: its recorded allocations on each GPU of the table."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,22 +34,31 @@ def outside_bytes(world_size: int) -> int:
 
 
 def on_every_gpu(
-    recordings: Sequence[Recording], *, world_size: int, others_bytes: int
+    recordings: Mapping[int, Recording],
+    *,
+    world_size: int,
+    others_bytes: int,
+    beside: Mapping[int, int],
 ) -> list[CardFit]:
     """Replay all ranks' allocations on each GPU of the table, smallest first.
 
     Args:
+        beside: rank -> bytes that other processes take of its GPU.
         others_bytes: most that a process has reserved on a GPU besides its own.
     """
     replays = [
         partial(replay, *allocator_events(one), expandable_segments=one.expandable_segments)
-        for one in recordings
+        for one in recordings.values()
     ]
+    taken = [beside.get(rank, 0) for rank in recordings]
     free, outside = [without_limit() for without_limit in replays], outside_bytes(world_size)
     cards = []
     for gpu in sorted(GPUS, key=lambda gpu: gpu.memory_bytes):
         limit = gpu.memory_bytes - outside
-        reserved = [_reserved(use, again, limit) for use, again in zip(free, replays, strict=True)]
+        reserved = [
+            more + _reserved(use, again, limit - more)
+            for use, again, more in zip(free, replays, taken, strict=True)
+        ]
         used = outside + max(others_bytes, *reserved)
         found = verdict(used, gpu.memory_bytes)
         cards.append(

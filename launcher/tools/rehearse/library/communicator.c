@@ -25,14 +25,27 @@ int ncclGetUniqueId(UniqueId *out) {
     return SUCCESS;
 }
 
-static int make(Communicator **out, const char *key, int rank, int size) {
+/* Take a seat with a GPU; SUCCESS unless another rank has it, as NCCL wants one for each. */
+static int take_gpu(const Communicator *its) {
+    Seat *seats = its->rendezvous->seats;
+    const Device *gpu = device(its->device);
+    seats[its->rank].gpu = gpu ? gpu->number + 1 : 0;
+    for (int other = 0; gpu && other < its->size; other++)
+        if (other != its->rank && seats[other].gpu == gpu->number + 1)
+            return fail(INVALID_USAGE, "Duplicate GPU detected : rank %d and rank %d both on CUDA "
+                "device %d, where each needs its own, as torch.cuda.set_device(LOCAL_RANK) selects",
+                its->rank, other, gpu->number);
+    return SUCCESS;
+}
+
+static int make(Communicator **out, const char *key, int rank, int size, int device) {
     if (size < 1 || rank < 0 || rank >= size)
         return fail(INVALID_ARGUMENT, "rank %d of %d is none", rank, size);
     Communicator *new = calloc(1, sizeof *new);
     snprintf(new->key, sizeof new->key, "%s", key);
     new->rank = rank;
     new->size = size;
-    new->device = device_current();
+    new->device = device;
     new->sent = calloc(2 * size, sizeof *new->sent);
     new->received = new->sent + size;
     pthread_mutex_init(&new->mutex, NULL);
@@ -43,33 +56,30 @@ static int make(Communicator **out, const char *key, int rank, int size) {
             return fail(INTERNAL_ERROR, "rank %d of %d cannot join the rendezvous", rank, size);
     }
     *out = new;
-    return SUCCESS;
+    return new->rendezvous ? take_gpu(new) : SUCCESS;
 }
 
 int ncclCommInitRank(Communicator **out, int size, UniqueId id, int rank) {
-    return make(out, id.bytes, rank, size);
+    return make(out, id.bytes, rank, size, device_current());
 }
 
 int ncclCommInitRankConfig(Communicator **out, int size, UniqueId id, int rank, void *config) {
     (void)config;
-    return make(out, id.bytes, rank, size);
+    return make(out, id.bytes, rank, size, device_current());
 }
 
 int ncclCommInitRankScalable(
     Communicator **out, int size, int rank, int id_count, UniqueId *ids, void *config) {
     (void)id_count, (void)config;
-    return make(out, ids->bytes, rank, size);
+    return make(out, ids->bytes, rank, size, device_current());
 }
 
 /* All ranks in this process. */
 int ncclCommInitAll(Communicator **out, int size, const int *devices) {
     UniqueId id;
     int status = ncclGetUniqueId(&id);
-    for (int rank = 0; rank < size && status == SUCCESS; rank++) {
-        status = make(&out[rank], id.bytes, rank, size);
-        if (status == SUCCESS)
-            out[rank]->device = devices ? devices[rank] : rank;
-    }
+    for (int rank = 0; rank < size && status == SUCCESS; rank++)
+        status = make(&out[rank], id.bytes, rank, size, devices ? devices[rank] : rank);
     return status;
 }
 
@@ -102,7 +112,7 @@ int ncclCommSplit(Communicator *parent, int color, int key, Communicator **out, 
         return status;
     name_split(name, parent, color);
     /* A rank alone counts as the whole group in each of its parts. */
-    return make(out, name, parent->rendezvous ? rank : parent->rank, size);
+    return make(out, name, parent->rendezvous ? rank : parent->rank, size, parent->device);
 }
 
 int ncclCommCount(const Communicator *its, int *out) {

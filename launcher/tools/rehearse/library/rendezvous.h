@@ -21,6 +21,7 @@ typedef struct {
 typedef struct {
     atomic_ulong posted, done; /* collectives that this rank has called, and finished */
     atomic_int process;        /* 0: not here yet */
+    atomic_int gpu;            /* its number in the machine + 1; 0: not here yet */
     atomic_int left;
     Entry entries[ENTRIES];
     char values[ENTRIES][MOST_KEPT];

@@ -8,6 +8,7 @@ import time
 import weakref
 from typing import Any
 
+from shardscale_observer.beside import note_process, note_rank
 from shardscale_observer.clock import APART, Clock
 from shardscale_observer.compiled import COMPILED
 from shardscale_observer.guard import FAULTS
@@ -77,6 +78,8 @@ class Recorder:
 
     def end(self, reason: str) -> None:
         """The program ends: write what is known by now. Later calls do nothing."""
+        if self.rehearses and self.file is None and not self.closed:
+            note_process(self)
         if self.closed or self.file is None or self._clock is None:
             return
         self.closed = True
@@ -103,8 +106,7 @@ class Recorder:
             **(unseen(self) if self.rehearses else {}),
         )
         if self.device is not None:
-            for gpu, peaks in self.peaks.others(self.device):
-                self.event("other_gpu", gpu=gpu, **dict(zip(_STEP_PEAKS, peaks)))  # noqa: B905
+            note_rank(self, self.device)
         if self._sampler is not None:
             self._sampler.stop()
 
