@@ -429,6 +429,18 @@ def test_a_window_that_was_hidden_at_import_is_not_lost_at_a_longer_context(
     assert alone([*flags, "--context=40"]).resolved.model.window is None
 
 
+def test_a_folder_here_needs_no_slash_to_be_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "nano"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(SHAPE | {"model_type": "llama"}))
+    assert parse_run_config(["--model=mine"]).model.build().context == 32
+    assert parse_run_config(["--model=nano"]).model.build().context == 128
+    assert parse_run_config(["--model=./nano"]).model.build().context == 32
+
+
 def test_gpt2_takes_another_context(tmp_path: Path) -> None:
     """Its config.json has another word for it."""
     shape = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 300}
