@@ -54,6 +54,8 @@ class Extra(TypedDict, total=False):
     """Weights beside the adapters, if the model has any."""
     dtype: Annotated[str, MinLen(1)]
     """Name in config.json for the dtype of the weights that the run began with."""
+    hidden_window: Count
+    """Window of the imported model, where its context is too short for it to hide a token."""
     pruned: Mapping[str, Any]
     """Report of shardscale prune, if it made the checkpoint."""
     corpus: Annotated[str, MinLen(1)]

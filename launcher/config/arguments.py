@@ -175,7 +175,10 @@ def _values_of_file(path: Path, given: Collection[str]) -> dict[str, Any]:
     with naming(f"--config {path}:"):
         content = old_names.in_file(content)
         if unknown := [key for key in content if key not in field_types()]:
-            raise UserError(f"unknown key {unknown[0]!r}{_nearest(str(unknown[0]), field_types())}")
+            nested = ": write the keys below it at the left margin"
+            fix = _nearest(str(unknown[0]), field_types())
+            fix = nested if isinstance(content[unknown[0]], dict) else fix
+            raise UserError(f"unknown key {unknown[0]!r}{fix}")
     for key, value in content.items():
         if key not in replaced and value is not None:
             values[key] = _value_of_entry(path, key, value)

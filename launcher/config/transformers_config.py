@@ -49,8 +49,10 @@ def names_config(model: str) -> bool:
     """Return whether a value of `--model` names a config of transformers."""
     if model.startswith(HUB_PREFIX) or model.endswith(".json") or model in known_configs():
         return True
+    if "/" not in model:  # a folder here, but for one that is called as a known size
+        return known_name(model) is None and (Path(model) / CONFIG).is_file()
     # Qwen/Qwen3-8B is a name of a size, unless there is such a folder.
-    return "/" in model and (Path(model).expanduser().exists() or known_name(model) is None)
+    return Path(model).expanduser().exists() or known_name(model) is None
 
 
 def label_of(model: str) -> str:

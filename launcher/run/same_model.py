@@ -38,6 +38,12 @@ def check_model(checkpoint: Checkpoint, model: ModelConfig) -> None:
     ]
     if saved.context < model.context:  # what it computes up to there is the same
         changed.remove("context")
+        window = checkpoint.extra.get("hidden_window")
+        if window is not None and window < model.context - 1 and model.window is None:
+            raise UserError(
+                f"checkpoint {checkpoint.path}: its model has a window that hides nothing at its "
+                f"--context {saved.context}, and does at {model.context}: give --window {window}"
+            )
     for values, one in ((before, saved), (after, model)):
         own = adapter_flags(one.lora)
         values |= {name: own.get(name) for name in CHANGES_ADAPTERS} | {"masks": one.masks}

@@ -70,6 +70,7 @@ class Saves:
         # Timed saves: whether the running save is one, and the last one's step, which it replaces.
         self._by_clock = False
         self._dtype: str | None = None
+        self._hidden_window: int | None = None
         self._clock_step: int | None = None
         self._resumed_step = self._resumed_tokens = 0
         self.failure: SaveError | None = None
@@ -101,6 +102,7 @@ class Saves:
             self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
         checkpoint = loaded.checkpoint
         self._dtype = dtype_of_base(checkpoint)
+        self._hidden_window = checkpoint.extra.get("hidden_window")
         self._resumed_step, self._resumed_tokens = checkpoint.step, tokens_of(checkpoint)
         self._skipped.total = checkpoint.extra.get("skipped_steps", 0)
         if (scale := checkpoint.extra.get("loss_scale")) is not None:
@@ -211,6 +213,8 @@ class Saves:
             extra["base"] = base
         if self._dtype is not None:
             extra["dtype"] = self._dtype
+        if self._hidden_window is not None:
+            extra["hidden_window"] = self._hidden_window
         # this rank's part
         staging_bytes = int(STAGED_FRACTION * available_host_bytes()) // self._world.local_size
         with self._memory.apart("save", "checkpoint"):

@@ -30,9 +30,10 @@ class LossScale:
     __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012
 
     scale: Annotated[float, Interval(gt=0, lt=2**128)]  # fp32 ends at 2**128
-    good_steps: Annotated[int, Interval(ge=-1, lt=2**31)]
-    """Steps since it last changed; -1 behind an overflow under DeepSpeed, which does not count the
-    first good step after one."""
+    good_steps: Annotated[int, Interval(ge=0, lt=2**31)]
+    """Steps since it last changed."""
+    overflowed: bool = False
+    """The last step did, under DeepSpeed, which does not count the first good step after it."""
 
 
 class StorageCount:

@@ -161,7 +161,7 @@ class NativeEngine:
     def set_loss_scale(self, value: LossScale) -> None:
         if self._scaler.is_enabled():
             # It grows at one exact count only: another window's may be beyond it.
-            good_steps = min(max(value.good_steps, 0), self._scaler.get_growth_interval() - 1)
+            good_steps = min(value.good_steps, self._scaler.get_growth_interval() - 1)
             moved = {"scale": value.scale, "_growth_tracker": good_steps}
             self._scaler.load_state_dict({**self._scaler.state_dict(), **moved})
 

@@ -126,14 +126,16 @@ class ZeroEngine:
         good_steps = scaler.cur_iter - 2 - scaler.last_overflow_iter
         return LossScale(
             scale=float(scaler.cur_scale),
-            good_steps=good_steps % scaler.scale_window if good_steps > 0 else good_steps,
+            good_steps=max(good_steps, 0) % scaler.scale_window,
+            overflowed=good_steps < 0,
         )
 
     def set_loss_scale(self, value: LossScale) -> None:
         if self.loss_scale() is not None:
             scaler = self._engine.optimizer.loss_scaler
             scaler.cur_scale = value.scale
-            scaler.last_overflow_iter = scaler.cur_iter - 2 - value.good_steps
+            good_steps = -1 if value.overflowed else value.good_steps
+            scaler.last_overflow_iter = scaler.cur_iter - 2 - good_steps
 
     def evaluate(
         self, tokens: Tensor, targets: Tensor | None = None, starts: Tensor | None = None

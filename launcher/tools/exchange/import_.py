@@ -24,9 +24,10 @@ from launcher.checkpoint.pretrained.source import TransformersWeights
 from launcher.checkpoint.pretrained.stored import Adapted, dtype_at, open_stored
 from launcher.checkpoint.pretrained.weight_files import new_folder
 from launcher.checkpoint.rank_files import write_shards
-from launcher.config.init_from import ADAPTER_CONFIG, in_words, tokenizer_in
+from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG, in_words, tokenizer_in
 from launcher.config.model import adapter_flags
 from launcher.config.resolve import check_run_folder
+from launcher.config.transformers_config import decoder_of
 from launcher.data.files import TOKENIZER_FILE
 from launcher.data.tokenizer import check_vocabulary, load_encoder, tokenizer_fingerprint
 from launcher.model.config import ModelConfig
@@ -35,6 +36,7 @@ from launcher.optim.choice import OptimChoice
 from launcher.optim.registry import checkpointed
 from launcher.strategies.flat_shards import PARAM, Shard
 from launcher.strategies.parameters import trained_shapes
+from launcher.util.flags import MOST_ITEMS
 from launcher.util.hub_cache import HUB_PREFIX, existing_model
 
 _PART = re.compile(r"^(?:blocks\.\d+|\w+)")
@@ -60,6 +62,10 @@ def import_model(folder: Path, out: Path) -> str:
         extra = _write_config(run, out, config, in_words(config), tokenizer=tokenizer)
         if (dtype := dtype_at(folder)) is not None:
             extra["dtype"] = dtype
+        if config.window is None:
+            at_any_context = decoder_of(folder / HF_CONFIG, "own", {"context": MOST_ITEMS})
+            if (window := at_any_context.window) is not None:
+                extra["hidden_window"] = window
         carry_in(folder, run)
         _write_checkpoint(run, source.shapes, source.parts, extra)
     return _description(folder, out, config.parameter_count, tokenizer=tokenizer)

@@ -14,10 +14,11 @@ from launcher.util.startup import loading
 
 OUTPUT = "slurm-%j.out"
 # Set by the batch scripts, from the number of nodes and of ranks per node.
+OF_THE_SCRIPT = ("--wrap", "--requeue", "--no-requeue", "--open-mode", "--signal")
 DECIDED = (
     *("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--ntasks-per-core"),
     *("--ntasks-per-socket", "--gpus", "--gpus-per-task", "--gpus-per-socket", "--gres"),
-    *("--array", "--wrap", "--requeue", "--no-requeue", "--open-mode", "--signal"),
+    *("--array", *OF_THE_SCRIPT),
 )
 DECIDED_LETTERS = "nGaNo"
 # Own options: sbatch would accept abbreviations of them, and the later one would win.
@@ -133,10 +134,12 @@ def _check(token: str) -> None:
     short = name.startswith("-") and not name.startswith("--")
     letter = name[1:].lstrip(LETTERS_WITHOUT_VALUE)[:1] if short else ""
     if name in DECIDED or (letter and letter in DECIDED_LETTERS):
-        raise UserError(
-            f"{token} is set by the batch script: give --nodes, --gpus-per-node ([TYPE:]N, as "
-            "a100:4) or --ranks-per-node"
-        )
+        fix = "give --nodes, --gpus-per-node ([TYPE:]N, as a100:4) or --ranks-per-node"
+        if name == "--array" or letter == "a":
+            fix = "give --sweep, whose cells are the tasks of an array"
+        elif name in OF_THE_SCRIPT:
+            fix = "leave it out"
+        raise UserError(f"{token} is set by the batch script: {fix}")
     meant = [option for option in (*DECIDED, *OWN) if option.startswith(name)]
     if name.startswith("--") and meant:
         raise UserError(

@@ -228,6 +228,9 @@ CASES = {
     "YAML text": yaml_case("hello", "holds 'hello'", "key: value"),
     "YAML in UTF-16": yaml_case("steps: 3".encode("utf-16"), "0xff", "save it as UTF-8"),
     "unknown YAML key": yaml_case("stepz: 3", "'stepz'", "did you mean steps?"),
+    "YAML section": yaml_case(
+        "training:\n  steps: 3", "unknown key 'training': write the keys below", "left margin"
+    ),
     "YAML number as key": yaml_case("1: 3", "unknown key 1", "--help all lists them"),
     "YAML text for a whole number": yaml_case("steps: ten", "steps is 'ten'", "a whole number"),
     "YAML fraction for a whole number": yaml_case("steps: 2.5", "is 2.5", "a whole number"),

@@ -59,7 +59,7 @@ def take(engine: Any, steps: int) -> None:
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        (0, LossScale(scale=2.0, good_steps=-1)),
+        (0, LossScale(scale=2.0, good_steps=0, overflowed=True)),
         (1, LossScale(scale=2.0, good_steps=0)),
         (2000, LossScale(scale=2.0, good_steps=1999)),
         (2001, LossScale(scale=4.0, good_steps=0)),
@@ -126,4 +126,4 @@ def test_deepspeed_leaves_the_end_of_a_run_that_overflows_to_the_run(
     monkeypatch.setattr(loss_scaler.dist, "get_rank", lambda: 0)
     for _ in range(MOST_IN_A_ROW):
         zero._engine.optimizer.loss_scaler.update_scale(True)
-    assert zero.loss_scale() == LossScale(scale=1.0, good_steps=-1)
+    assert zero.loss_scale() == LossScale(scale=1.0, good_steps=0, overflowed=True)

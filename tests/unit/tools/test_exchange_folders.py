@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,36 @@ def test_a_runs_window_at_another_context(context: int, window: int | None, tmp_
     (tmp_path / "config.yaml").write_text(shape)
     config = parse_run_config([f"--init-from={tmp_path}", f"--context={context}"])
     assert config.model.build().window == window
+
+
+def test_a_window_that_was_hidden_at_import_is_not_lost_at_a_longer_context(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = SHAPE | {"model_type": "mistral", "sliding_window": 40}
+    (folder / "config.json").write_text(json.dumps(document))
+    run = tmp_path / "run"
+    assert import_cli.main([str(folder), "--out", str(run)]) == 0
+    (tmp_path / "text.txt").write_text(TEXT)
+    flags = [f"--config={run / 'config.yaml'}", f"--resume={run}", "--device=cpu", "--seq-len=16"]
+    flags += [f"--data={tmp_path / 'text.txt'}", "--steps=1", f"--out={tmp_path / 'on'}"]
+    alone = partial(prepare, world_size=1, ranks_per_node=1)
+    assert alone(flags).resolved.model.window is None
+    with pytest.raises(UserError, match="hides nothing at its --context 32, and does at 64: give"):
+        alone([*flags, "--context=64"])
+    assert alone([*flags, "--context=64", "--window=39"]).resolved.model.window == 39
+    assert alone([*flags, "--context=40"]).resolved.model.window is None
+
+
+def test_a_folder_here_needs_no_slash_to_be_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "nano"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(SHAPE | {"model_type": "llama"}))
+    assert parse_run_config(["--model=mine"]).model.build().context == 32
+    assert parse_run_config(["--model=nano"]).model.build().context == 128
+    assert parse_run_config(["--model=./nano"]).model.build().context == 32
 
 
 def test_gpt2_takes_another_context(tmp_path: Path) -> None:

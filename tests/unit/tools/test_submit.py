@@ -131,12 +131,16 @@ def test_a_sweep_is_an_array_of_the_cells_that_can_run_and_a_report(
         # however sbatch lets one write it
         (("-n4", "--"), "-n4 is set by the batch script"),
         (("-HN4", "--"), "-HN4 is set by the batch script"),
-        (("-a0-3", "--"), "-a0-3 is set by the batch script"),
+        (
+            ("-a0-3", "--"),
+            "-a0-3 is set by the batch script: give --sweep, whose cells are the tasks",
+        ),
+        (("--array=0-3", "--"), "--array=0-3 is set by the batch script: give --sweep"),
         (("-G", "2", "--"), "-G is set by the batch script"),
         (("--ntask=7", "--"), "--ntask=7 abbreviates --ntask"),
         (("--arr=0-3", "--"), "--arr=0-3 abbreviates --array"),
         (("--node=3", "--"), "--node=3 abbreviates --nodes"),
-        (("--wrap=id", "--"), "--wrap=id is set by the batch script"),
+        (("--wrap=id", "--"), "--wrap=id is set by the batch script: leave it out"),
         # a line of the script
         (("--job-name", "a\ntouch made", "--"), "cannot be written into a batch script"),
         (("--comment=a\rb", "--"), "cannot be written into a batch script"),
