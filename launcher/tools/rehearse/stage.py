@@ -86,8 +86,8 @@ class Stage:
         return max((gpu["reserved_peak_bytes"] for gpu in self.other_gpus), default=0)
 
     def beside(self) -> dict[int, int]:
-        """Return rank -> bytes that other processes take of its GPU, where they do: ranks that train
-        or have loaded something there, and the process that has started them."""
+        """Return rank -> bytes that other processes take of its GPU, where they do: ranks that
+        train or have loaded something there, and the process that has started them."""
         found: dict[int, int] = {}
         peaks = {rank.number: rank.reserved_peak_bytes or 0 for rank in self.ranks}
         own_gpus = self.events("own_gpu")
