@@ -66,6 +66,20 @@ def test_ranks_that_select_the_same_gpu_are_an_error_as_nccls() -> None:
     assert "as torch.cuda.set_device(LOCAL_RANK) selects" in repr(found)
 
 
+def test_a_progress_bar_ends_with_its_line(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    training = """
+from tqdm import tqdm
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in tqdm(range(9)):
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+    shardscale.rehearse(MODEL + training, gpu="T4")
+    bar = capfd.readouterr().err.rpartition("\r")[2]
+    assert bar.partition("\n")[0].endswith("it/s]")
+
+
 def test_an_error_before_the_first_step_is_said() -> None:
     lines = ["print(model.weight.sum().item())", 'raise ValueError("no data")']
     found = shardscale.rehearse([MODEL, *lines], gpu="T4")

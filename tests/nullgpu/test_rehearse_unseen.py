@@ -342,9 +342,9 @@ def test_a_weight_that_is_computed_is_no_evaluation() -> None:
 ON_THE_FIRST_GPU = """\
 import os, torch
 def train(rank):
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device({device})
     where = "file://" + os.path.abspath("rendezvous")
-    torch.distributed.init_process_group("nccl", where, rank=rank, world_size=2)
+    torch.distributed.init_process_group("{backend}", where, rank=rank, world_size=2)
     {rank}
     model = torch.nn.Linear(64, 64, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -357,9 +357,17 @@ if __name__ == "__main__":
 """
 
 
+def test_ranks_that_share_a_gpu_by_gloo_take_it_together() -> None:
+    lines = {"rank": "pass", "parent": "pass", "device": 0, "backend": "gloo"}
+    found = shardscale.rehearse(ON_THE_FIRST_GPU.format(**lines), gpu="T4", gpus=2)
+    held = sum(rank["reserved_peak_bytes"] for rank in found.record["ranks"])
+    (card,) = [card for card in found.record["cards"] if card["gpu"] == "T4"]
+    assert card["used_bytes"] == held + 2 * CONTEXT_BYTES + NCCL_GROUP_BYTES
+
+
 @pytest.mark.parametrize("where", ["rank", "parent"])
 def test_what_other_processes_take_of_a_ranks_gpu_is_used(where: str) -> None:
-    lines = dict.fromkeys(("rank", "parent"), "pass")
+    lines = {"rank": "pass", "parent": "pass", "device": "rank", "backend": "nccl"}
     lines[where] = 'large = torch.ones(1 << 28, device="cuda:0")'
     found = shardscale.rehearse(ON_THE_FIRST_GPU.format(**lines), gpu="T4", gpus=2)
     first = found.record["ranks"][0]["reserved_peak_bytes"]

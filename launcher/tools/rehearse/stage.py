@@ -86,12 +86,17 @@ class Stage:
         return max((gpu["reserved_peak_bytes"] for gpu in self.other_gpus), default=0)
 
     def beside(self) -> dict[int, int]:
-        """Return rank -> bytes that other processes take of its GPU, where they do: ranks that have
-        loaded something there, and the process that has started them."""
+        """Return rank -> bytes that other processes take of its GPU, where they do: ranks that
+        train or have loaded something there, and the process that has started them."""
         found: dict[int, int] = {}
-        for own in self.events("own_gpu"):
+        peaks = {rank.number: rank.reserved_peak_bytes or 0 for rank in self.ranks}
+        own_gpus = self.events("own_gpu")
+        for own in own_gpus:
             parent = self.processes.get(own["parent"], {})
             held = [parent[own["uuid"]]] if own["uuid"] in parent else []
+            for one in own_gpus:
+                if one["uuid"] == own["uuid"] and one["rank"] != own["rank"]:
+                    held.append(peaks[one["rank"]])
             for other in self.other_gpus:
                 if other["uuid"] == own["uuid"]:
                     held.append(other["reserved_peak_bytes"])

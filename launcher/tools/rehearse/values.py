@@ -1,6 +1,7 @@
 """Values that a rehearsed program read, as lines of its report."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from launcher.tools.rehearse.stage import Stage
 from launcher.tools.watch.tables import from_here, table
@@ -19,7 +20,7 @@ def value_lines(stage: Stage) -> Iterator[str]:
     rows = [
         (
             *(_line(one["place"], one["library"]), _tail(one["library"]), one["call"]),
-            *(f"{one['times']:,}", f"{one['answer']}{', falling' if one.get('falls') else ''}"),
+            *(f"{one['times']:,}", ", ".join(map(str, _given(one)))),
         )
         for one in reads
         if one not in left_out
@@ -40,3 +41,8 @@ def _line(place: str, library: str | None) -> str:
 def _tail(place: str | None) -> str:
     """Return the last two parts of a library's path and line."""
     return "" if place is None else "/".join(place.split("/")[-2:])
+
+
+def _given(read: Mapping[str, Any]) -> list[Any]:
+    """Return the first answer, and where the next ones go."""
+    return [read["answer"], *([read["trend"]] if "trend" in read else [])]

@@ -25,12 +25,19 @@ _HOLDS = re.compile(
     r"|0\.0 <= lr"  # an optimizer checks a learning rate on the device
     r"|\bnormal\("  # its C++ asks whether all standard deviations are valid
     r"|loss[\w.()\[\]]*\s*<=?\s*[\w.]*(best|lowest|min)"  # that falls
+    r"|(acc|score|f1|auc)[\w.()\[\]]*\s*>=?\s*[\w.]*(best|highest|max)"  # that rises
 )
 _LOSS = re.compile(
     r"loss(?!\w*(mask|weight|scal|count|tok|num|len))|\bcrit(erion)?\b|\bppl\b|perplexity|\bnll|"
     r"entropy|\br?mse\b",
     re.IGNORECASE,
 )
+_SCORE = re.compile(
+    r"(\b|_)acc(uracy)?(\b|_(?!step|grad))|accuracy|correct(?!ion)|(\b|_)(f1|auc|auroc|m?iou|bleu)\b",
+    re.IGNORECASE,
+)
+_MATCHES = re.compile(r"==|\beq\(|correct", re.IGNORECASE)
+"""In a call that counts what is right, not what there is in all."""
 _FALLS_TO = 0.99
 """Factor of a loss for each step: a program may end where none falls."""
 _READERS_OF_TORCH = ("grad_scaler.py", f"{os.sep}torch{os.sep}distributions{os.sep}")
@@ -83,19 +90,24 @@ def places() -> Iterator[Place]:
         yield Place(code.co_filename, frame.f_lineno, code.co_name, call)
 
 
-def falls(place: Place) -> bool:
-    """Return True where a number that is read is a loss, by the narrowest source that says so."""
+def trend(place: Place, *, of_integer: bool) -> str | None:
+    """Return "falling" where a number that is read is a loss, "rising" where it is a score or a
+    count of what is right, by the narrowest source that says so."""
     for text in (place.call, linecache.getline(place.file, place.line), place.function):
-        if _LOSS.search(text):
-            return True
+        if not of_integer and _LOSS.search(text):
+            return "falling"
         if _DOES_NOT_HOLD.search(text):
-            return False
-    return False
+            return None
+        if _SCORE.search(text) and (not of_integer or _MATCHES.search(place.call)):
+            return "rising"
+    return None
 
 
-def loss_after(steps: int) -> float:
-    """Return what a loss is after so many steps, the same on all ranks."""
-    return _FALLS_TO**steps
+def after(trend: str, steps: int, *, of_integer: bool) -> float:
+    """Return what such a number is after so many steps, the same on all ranks."""
+    if of_integer:
+        return 1 + steps
+    return _FALLS_TO**steps if trend == "falling" else 1 - _FALLS_TO**steps / 2
 
 
 def answer(place: Place, *, boolean: bool, mask: bool = False) -> int:

@@ -7,7 +7,8 @@ other read is answered by a stated rule, in this order:
 1. what --answer says for the line;
 2. 0 or false where its source speaks of inf, nan, invalid, an overflow, or a stop;
 3. true where it speaks of finite, allclose, equal or all(...), or asserts;
-4. a loss is 1.0 and falls by a hundredth with each step;
+4. a loss is 1.0 and falls by a hundredth with each step, a score 0.5 and rises, and a count of what
+   is right 1 and rises;
 5. false for other booleans, 1 for integers, 1.0 for other numbers: a norm.
 
 Of copies of more than SMALL elements masks are true, and others 0, which is not listed.
@@ -28,7 +29,7 @@ from shardscale_observer.errors import is_of_program
 from shardscale_observer.experts import list_of_experts, share_of_mask, tokens_of_experts
 from shardscale_observer.held import held, hold, on_device
 from shardscale_observer.owners import Owners
-from shardscale_observer.rules import Place, answer, falls, loss_after, places
+from shardscale_observer.rules import Place, after, answer, places, trend
 
 SMALL = 64
 """Elements of a copy to the host that a program may look at; larger ones are results."""
@@ -174,9 +175,11 @@ class Values:
                     return value
         boolean = dtype is self._torch.bool
         reader = frames[0] if frames else NOWHERE
-        if default is None and dtype.is_floating_point and falls(reader):
-            self._note(call, 1.0, frames, falls=True)
-            return loss_after(self._steps)
+        whole = not dtype.is_floating_point
+        tends = None if boolean or default is not None else trend(reader, of_integer=whole)
+        if tends is not None:
+            self._note(call, after(tends, 0, of_integer=whole), frames, trend=tends)
+            return after(tends, self._steps, of_integer=whole)
         value = default
         if value is None:
             value = _as_type(answer(reader, boolean=boolean, mask=mask), dtype)
@@ -190,16 +193,16 @@ class Values:
         frames: list[Place] | None = None,
         *,
         count: int | None = None,
-        falls: bool = False,
+        trend: str | None = None,
     ) -> None:
         """List a read; `count` is how many elements it got, which may differ from time to time, and
-        `falls` says that what is given is the first answer of all."""
+        `trend` says that what is given is the first answer of all."""
         frames = frames or list(places()) or [NOWHERE]
         own = next((frame for frame in frames if is_of_program(frame.file)), None)
         place = own or frames[0]
         library = None if own == frames[0] else f"{frames[0].file}:{frames[0].line}"
         # One line may ask two things; True is equal to 1.
-        key = (f"{place.file}:{place.line}", library or "", call, repr(given))
+        key = (f"{place.file}:{place.line}", library or "", call, repr(given), trend or "")
         entry = self.places.setdefault(
             key,
             {
@@ -209,7 +212,7 @@ class Values:
                 "library": library,
                 "times": 0,
                 "answer": given,
-                **({"falls": True} if falls else {}),
+                **({"trend": trend} if trend else {}),
             },
         )
         if count is not None:
