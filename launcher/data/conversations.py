@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any, Final
 
 from launcher.data.chat import ChatTemplate
@@ -20,7 +21,7 @@ _PROMPT_WITH_INPUT: Final = (
 _ROLES: Final = {
     **{"human": "user", "user": "user", "system": "system"},
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
-    **{"observation": "tool", "tool": "tool"},
+    **{"function_call": "assistant", "observation": "tool", "tool": "tool"},
 }
 """ShareGPT's name of a speaker -> role."""
 
@@ -168,5 +169,23 @@ def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
             )
         content = string_of(turn, "value", here)
         weight = turn.get("weight")
-        messages.append({"role": _ROLES[speaker], "content": content, "weight": weight})
+        said: dict[str, Any] = {"content": content}
+        if speaker == "function_call":
+            said = {"content": "", "tool_calls": _calls(content, here)}
+        messages.append({"role": _ROLES[speaker], "weight": weight, **said})
     return {"messages": messages, "tools": record.get("tools") or None}
+
+
+def _calls(text: str, where: str) -> list[dict[str, Any]]:
+    """Return the calls that LLaMA-Factory writes as JSON: an object, or a list of them."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(call, dict) and call.get("name") for call in calls):
+        raise UserError(
+            f"{where}: 'value' of a function_call is {text!r:.40}, it must be JSON with name and "
+            "arguments, or a list of such"
+        )
+    return [{"type": "function", "function": call} for call in calls]
