@@ -113,7 +113,7 @@ def _followed(seen: Rank, mesh: Mesh, buffers: Buffers, gpu: Gpu | None) -> Pred
         timeline.allocate(("workspace", number), size_bytes, "temporary")
     if gpu is not None and not _frees_workspaces():
         buffers.cublas_workspace_bytes = gpu.cublas_workspace_bytes
-    trace = _shortened(seen, mesh, 0 if gpu is None else gpu.resident_threads)
+    trace = _shortened(seen, mesh, gpu)
     for period in ("first_step", "steady"):
         timeline.period = period
         follow_step(seen, timeline, buffers, trace, gpu)
@@ -219,11 +219,9 @@ def _trace(rank: Rank, asked: dict[str, Any]) -> MicroBatch:
     return on_host(trace) if _leaves_for_host(rank) else trace
 
 
-def _shortened(rank: Rank, mesh: Mesh, resident_threads: int) -> Shortened:
+def _shortened(rank: Rank, mesh: Mesh, gpu: Gpu | None) -> Shortened:
     """Many choices of a plan have the same."""
-    asked = asked_of(
-        rank.resolved, mesh, device_type=rank.device_type, resident_threads=resident_threads
-    )
+    asked = asked_of(rank.resolved, mesh, device_type=rank.device_type, gpu=gpu)
     key = (*asked.values(), _leaves_for_host(rank))
     if key not in _SHORTENED:
         trace = _trace(rank, asked)

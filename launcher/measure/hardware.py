@@ -87,6 +87,13 @@ class Gpu:
         return self.multiprocessors * each.get(self.capability, 2048)
 
     @property
+    def takes_flash(self) -> bool:
+        """Return whether PyTorch takes FlashAttention for attention in 16 bits: since 2.5 it takes
+        cuDNN's on Hopper and data-centre Blackwell (check_prefer_cudnn_attention in torch 2.13.0's
+        aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+        return self.capability >= (8, 0) and self.capability[0] not in (9, 10)
+
+    @property
     def cublas_workspace_bytes(self) -> int:
         """Workspace that torch gives cuBLAS per handle and stream, out of its own allocator.
 

@@ -6,6 +6,7 @@ import torch
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.trace.events import Compute
+from launcher.measure.hardware import Gpu
 from launcher.model.attention.selection import kernel_for
 from launcher.model.foreign.config import FROZEN_FP32, ForeignConfig
 from launcher.parallel.mesh import Mesh
@@ -13,7 +14,7 @@ from launcher.strategies import strategy_of, variant_of
 
 
 def asked_of(
-    resolved: Resolved, mesh: Mesh, *, device_type: str, resident_threads: int = 0
+    resolved: Resolved, mesh: Mesh, *, device_type: str, gpu: Gpu | None = None
 ) -> dict[str, Any]:
     """Arguments of `trace_micro_batch`, `micro_batch_work` and `pass_work` for a rank at `mesh`."""
     config = resolved.config
@@ -29,7 +30,8 @@ def asked_of(
         autocast=types.autocast is not None,
         stage3=variant_of(config).fetches_by_module,
         documents=config.data.document_attention,
-        resident_threads=resident_threads,
+        resident_threads=0 if gpu is None else gpu.resident_threads,
+        heads_apart=gpu is not None and gpu.takes_flash,
         compiled=config.loop.compiles,
         kept_share=resolved.kept_share,
         own_kernels=not resolved.of_another_trainer,

@@ -45,6 +45,9 @@ class HearsOfKernels(Protocol):
 
     work: WorkCounter
 
+    def take(self, func: Any, args: Sequence[Any]) -> None:
+        """An operator runs, and takes memory for as long as that."""
+
     def tuned(self, copied_bytes: int, unlike: Sequence[tuple[int, int]]) -> None:
         """A fused kernel has all that it reads and writes.
 
@@ -149,6 +152,9 @@ class _Graph:
                     own = [] if over else self._of_its_type(node, ends)
                     unlike = [(size_bytes, old.meta["val"].nbytes) for old in own]
                     self.recorder.tuned(size_bytes if over else 0, unlike)
+            if kernel.operator is not None:
+                operator, *args = call_of(kernel.operator) or [None]
+                self.recorder.take(operator, map_arg(args, lambda n: n.meta["val"]))
             for node in ends:
                 if node not in kept:
                     held.pop(node, None)

@@ -3,7 +3,7 @@
 A plan makes millions of places and events: named tuples are made and hashed fastest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -86,7 +86,8 @@ class Compute:
     documents, `compiled` for compiled blocks, which keep at most `kept_share` of what they would,
     `fp8` for linears in it, `fp16` for a softmax into fp32 that converts by itself, `own_kernels`
     for ours of norms, SwiGLU and the rotary embedding on a GPU, in the place of torch's operators.
-    `resident_threads` are those of the GPU, 0 of an unknown one.
+    `resident_threads` are those of the GPU, 0 of an unknown one; `heads_apart` where attention's
+    backward has the gradients of shared keys for each head.
     """
 
     device_type: str = "cpu"
@@ -96,6 +97,7 @@ class Compute:
     stage3: bool = False
     documents: bool = False
     resident_threads: int = 0
+    heads_apart: bool = False
     compiled: bool = False
     kept_share: float = 1.0
     fp8: bool = False
@@ -103,9 +105,10 @@ class Compute:
     own_kernels: bool = True
 
 
-PartialBytes = Callable[[int, int, int], int]
-"""(rows, columns, bytes of an element) -> bytes that a GPU takes while it sums up the rows of a
-matrix."""
+WorkspaceOf = Literal["sum", "embedding", "shared heads"]
+WorkspaceBytes = Callable[[WorkspaceOf, Sequence[int]], int]
+"""(kernel, sizes of what it works on) -> bytes that a GPU takes while it runs; see
+`workspace_bytes`."""
 Works = dict[tuple[Place, Repeat], SegmentWork]
 # A storage of a trace: the segment that allocates it, and its number among that segment's.
 AllocationId = tuple[Place, int]

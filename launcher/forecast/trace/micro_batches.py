@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from launcher.forecast.trace.events import Compute, PartialBytes, Place, Trace
+from launcher.forecast.trace.events import Compute, Place, Trace, WorkspaceBytes
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.repeats import COMPUTED_TILES
 from launcher.forecast.trace.template import (
@@ -28,7 +28,7 @@ from launcher.forecast.trace.template import (
     template_of,
 )
 from launcher.forecast.trace.work import Work
-from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.forecast.trace.workspaces import workspace_bytes
 from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import TRL_LOSS, ForeignConfig
@@ -51,8 +51,7 @@ def trace_of(
     rank: ModelParallelRank,
 ) -> Trace:
     """Return `record_trace`'s result for a micro-batch, mostly from another one's recording."""
-    threads = compute.resident_threads
-    sums: PartialBytes = partial(partial_sums_bytes, resident_threads=threads)
+    taken: WorkspaceBytes = partial(workspace_bytes, compute=compute)
     copies = rank.context is not None or not fuses_scores(model)
     in_proportion = (
         compute.device_type == "cuda"
@@ -60,17 +59,17 @@ def trace_of(
         and _grows_in_proportion(model, seq_len, rank)
     )
     if not in_proportion:
-        return record_trace(model, compute, micro_batch, seq_len, rank, sums)
+        return record_trace(model, compute, micro_batch, seq_len, rank, taken)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
     tiles = _tiles(model, micro_batch * seq_len, rank)
-    # One template serves all GPUs: `filled` computes partial sums by the threads of this one.
-    recorded_as = replace(compute, resident_threads=0)
+    # One template serves all GPUs: `filled` computes the workspaces of this one.
+    recorded_as = replace(compute, resident_threads=0, heads_apart=False)
     template = _template(
         model, recorded_as, seq_len, rank, chunked=chunked, tiles=min(tiles, COMPUTED_TILES + 1)
     )
     if compute.compiled and _has_equal_sizes(template, dimensions):
-        return record_trace(model, compute, micro_batch, seq_len, rank, sums)
-    return filled(template, dimensions, sums)
+        return record_trace(model, compute, micro_batch, seq_len, rank, taken)
+    return filled(template, dimensions, taken)
 
 
 def _has_equal_sizes(template: Template, dimensions: Mapping[str, int]) -> bool:
@@ -92,7 +91,7 @@ def work_of(
     What makes bytes differ from a multiple of the micro-batch is no matter here: a copy more or
     less of a single sequence.
     """
-    compute = replace(compute, resident_threads=0)  # which change memory only
+    compute = replace(compute, resident_threads=0, heads_apart=False)  # which change memory only
     if not _grows_in_proportion(model, seq_len, rank):
         return _recorded_work(model, compute, micro_batch, seq_len, rank)
     dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)

@@ -18,10 +18,10 @@ from launcher.forecast.trace.events import (
     Compute,
     Lifetime,
     Module,
-    PartialBytes,
     Place,
     Trace,
     Tuned,
+    WorkspaceBytes,
 )
 from launcher.forecast.trace.foreign import fake_experts
 from launcher.forecast.trace.fp8 import round_linears
@@ -55,11 +55,11 @@ class Recorder(LiveTrace):
             that measures on a CPU.
     """
 
-    def __init__(self, compute: Compute, partial_bytes: PartialBytes) -> None:
+    def __init__(self, compute: Compute, workspace_bytes: WorkspaceBytes) -> None:
         # Hooks on all modules would have compiled blocks compiled anew.
         super().__init__(names_modules=False)
         self._on_gpu = compute.device_type == "cuda"
-        self._partial_bytes = partial_bytes
+        self._workspace_bytes = workspace_bytes
         # (earlier gradient, sum) of the last addition, until the next allocation or free
         self._just_added: tuple[LiveStorage, LiveStorage] | None = None
         self.work = WorkCounter()
@@ -104,6 +104,12 @@ class Recorder(LiveTrace):
         """A module is entered or left."""
         self.marks.append((Module(name, entering, forward), self.place, self._tick()))
 
+    def take(self, func: Any, args: Sequence[Any]) -> None:
+        """An operator takes memory on a GPU for as long as it runs."""
+        if self._on_gpu:
+            for workspace in workspaces(func, args, self._workspace_bytes):
+                self._see(workspace)
+
     def tuned(self, copied_bytes: int, unlike: Sequence[tuple[int, int]]) -> None:
         """A compiled kernel has what it reads and writes."""
         self.unlike.update(unlike)
@@ -134,8 +140,7 @@ class Recorder(LiveTrace):
             out = self._ran(func, args, kwargs)
         self.work.operator(func, args, kwargs, out)
         if self._on_gpu:
-            for workspace in workspaces(func, args, self._partial_bytes):
-                self._see(workspace)
+            self.take(func, args)
             if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled():
                 self._add(args[0], out)
         return out
@@ -171,7 +176,7 @@ def record_trace(
     micro_batch: int,
     seq_len: int,
     rank: ModelParallelRank,
-    partial_bytes: PartialBytes,
+    workspace_bytes: WorkspaceBytes,
     *,
     passed_rows: int | None = None,
 ) -> Trace:
@@ -185,7 +190,7 @@ def record_trace(
         passed_rows: rows between the second MLP tile and the last but one, which are allocated
             and not computed; None for those of so many tiles, 0 to compute all.
     """
-    recorder = Recorder(compute, partial_bytes)
+    recorder = Recorder(compute, workspace_bytes)
     model_parallel = recorded_groups(rank, compute, recorder.work)
     on_gpu = gpu_kernels(model, compute, recorder.work)
     kernels = contextlib.nullcontext(model) if compute.device_type == "cpu" else on_gpu

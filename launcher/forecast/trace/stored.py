@@ -26,7 +26,7 @@ from launcher.forecast.trace.template import (
 )
 from launcher.forecast.trace.template_json import from_json
 from launcher.forecast.trace.work import Work
-from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.forecast.trace.workspaces import workspace_bytes
 from launcher.model.attention.dense import ROW_ALIGNMENT
 from launcher.model.casts import MOST_ELEMENTS
 from launcher.model.config import ModelConfig
@@ -100,9 +100,9 @@ def trace_from(
     template: Template, model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
 ) -> Trace:
     """Return the trace of a model by the template of its structure."""
-    sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
+    taken = partial(workspace_bytes, compute=compute)
     dimensions = dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len)
-    return filled(template, dimensions, sums)
+    return filled(template, dimensions, taken)
 
 
 def work_from(
@@ -138,7 +138,7 @@ def _as_described(model: ModelConfig) -> ModelConfig:
 
 def _compute_as_described(compute: Compute) -> Compute:
     names = ["params_dtype", "frozen_dtype", "autocast", "stage3", "resident_threads"]
-    names += ["kept_share"]  # of compiled blocks
+    names += ["heads_apart", "kept_share"]  # the latter of compiled blocks
     return Compute(device_type="cuda", **{name: getattr(compute, name) for name in names})
 
 

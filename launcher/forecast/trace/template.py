@@ -7,18 +7,19 @@ another micro-batch, of the same structure.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from launcher.forecast.trace.events import (
     Lifetime,
     Module,
-    PartialBytes,
     Place,
     Trace,
     Tuned,
     Works,
+    WorkspaceBytes,
+    WorkspaceOf,
 )
 from launcher.forecast.trace.work import NO_WORK, Work
 from launcher.model.config import ModelConfig
@@ -31,7 +32,7 @@ CHUNKS: Final = 3
 which asks the allocator for what the one before has just freed."""
 _HEAD: Final = Place("head")
 _FIRST_CODE: Final = 2**62
-"""First of the numbers that stand for partial sums while a template is recorded: no tensor is as
+"""First of the numbers that stand for workspaces while a template is recorded: no tensor is as
 large."""
 
 Dimensions = Mapping[str, int]
@@ -50,12 +51,11 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class PartialSums:
-    """Bytes that a GPU takes while it sums up the rows of a matrix: see `partial_sums_bytes`."""
+class Workspace:
+    """Bytes that a GPU takes while a kernel runs: see `workspace_bytes`."""
 
-    rows: Size
-    columns: Size
-    element_bytes: int
+    of: WorkspaceOf
+    sizes: tuple[Size, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,32 +64,29 @@ class Template:
 
     trace: Trace
     """A trace with indices into `sizes` in the place of bytes."""
-    sizes: tuple[Size | PartialSums, ...]
+    sizes: tuple[Size | Workspace, ...]
 
 
 def template_of(
-    record: Callable[[PartialBytes], Trace], product: Callable[[int], Size]
+    record: Callable[[WorkspaceBytes], Trace], product: Callable[[int], Size]
 ) -> Template:
-    """Make a template of what `record` records, told what partial sums take.
+    """Make a template of what `record` records with the bytes of workspaces.
 
     Args:
         product: what a size is a product of.
     """
-    sums: list[tuple[int, int, int]] = []
+    coded: list[Workspace] = []
 
-    def code(rows: int, columns: int, element_bytes: int) -> int:
-        sums.append((rows, columns, element_bytes))
-        return _FIRST_CODE + len(sums) - 1
+    def code(of: WorkspaceOf, numbers: Sequence[int]) -> int:
+        coded.append(Workspace(of, tuple(map(product, numbers))))
+        return _FIRST_CODE + len(coded) - 1
 
     trace = record(code)
-    sizes: dict[Size | PartialSums, int] = {}
+    sizes: dict[Size | Workspace, int] = {}
 
     def number(size_bytes: int) -> int:
-        if size_bytes < _FIRST_CODE:
-            size: Size | PartialSums = product(size_bytes)
-        else:
-            rows, columns, element_bytes = sums[size_bytes - _FIRST_CODE]
-            size = PartialSums(product(rows), product(columns), element_bytes)
+        is_code = size_bytes >= _FIRST_CODE
+        size = coded[size_bytes - _FIRST_CODE] if is_code else product(size_bytes)
         return sizes.setdefault(size, len(sizes))
 
     lifetimes = [
@@ -109,7 +106,7 @@ def template_of(
 
 def filled_work(template: Template, dimensions: Dimensions) -> dict[Place, Work]:
     """Work of each segment of these dimensions, among them `chunks` of the loss."""
-    # partial sums are memory, and no work
+    # workspaces are memory, and no work
     found = [s.bytes(dimensions) if isinstance(s, Size) else 0 for s in template.sizes]
     return segment_work(template.trace.works, dimensions["chunks"], found.__getitem__)
 
@@ -131,14 +128,12 @@ def segment_work(
     return found
 
 
-def filled(template: Template, dimensions: Dimensions, partial_bytes: PartialBytes) -> Trace:
+def filled(template: Template, dimensions: Dimensions, workspace_bytes: WorkspaceBytes) -> Trace:
     """The trace of these dimensions, among them `chunks` of the loss."""
     found = [
         size.bytes(dimensions)
         if isinstance(size, Size)
-        else partial_bytes(
-            size.rows.bytes(dimensions), size.columns.bytes(dimensions), size.element_bytes
-        )
+        else workspace_bytes(size.of, [each.bytes(dimensions) for each in size.sizes])
         for size in template.sizes
     ]
     trace, left_out = template.trace, _chunks_left_out(template, dimensions["chunks"])

@@ -13,7 +13,7 @@ from launcher.forecast.trace.events import (
     Trace,
     Tuned,
 )
-from launcher.forecast.trace.template import CHUNKS, PartialSums, Size, Template
+from launcher.forecast.trace.template import CHUNKS, Size, Template, Workspace
 from launcher.forecast.trace.work import Product, SegmentWork
 
 PARTS: Final[tuple[Part, ...]] = (
@@ -122,16 +122,14 @@ def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _size_as_json(size: Size | PartialSums) -> list[Any]:
+def _size_as_json(size: Size | Workspace) -> list[Any]:
     if isinstance(size, Size):
         return [size.factor, *size.names]
-    return [_size_as_json(size.rows), _size_as_json(size.columns), size.element_bytes]
+    return [size.of, *map(_size_as_json, size.sizes)]
 
 
-def _size_from_json(found: list[Any]) -> Size | PartialSums:
-    if isinstance(found[0], int):
-        return Size(found[0], tuple(found[1:]))
-    rows, columns, element_bytes = found
-    return PartialSums(
-        Size(rows[0], tuple(rows[1:])), Size(columns[0], tuple(columns[1:])), element_bytes
-    )
+def _size_from_json(found: list[Any]) -> Size | Workspace:
+    first, *others = found
+    if isinstance(first, int):
+        return Size(first, tuple(others))
+    return Workspace(first, tuple(Size(factor, tuple(names)) for factor, *names in others))

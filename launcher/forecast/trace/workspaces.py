@@ -2,8 +2,11 @@
 
 - A sum over many rows, as of a bias's gradient, has the fp32 sums of its thread blocks.
 - Attention's backward has the gradient of queries in fp32 and a number for each: cuDNN's,
-  FlashAttention's and the memory-efficient one. What FA2 takes more for shared key heads, and where
-  heads or sequences are no multiples of its tiles, is left out.
+  FlashAttention's and the memory-efficient one. FlashAttention's has those of shared keys and
+  values for each head of queries, too. What it takes more where heads or sequences are no
+  multiples of its tiles is left out.
+- An embedding's gradient over more than 3,072 tokens has the fp32 sums of each token's positions
+  (torch 2.13.0's aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu).
 - Softmax multiplies its output with the gradient before its backward, and where whole rows may be
   masked it looks for them afterwards (torch 2.13.0's aten/src/ATen/native/cuda/SoftMax.cu and
   transformers/attention.cpp).
@@ -16,23 +19,34 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from launcher.forecast.trace.events import PartialBytes
+from launcher.forecast.trace.events import Compute, WorkspaceBytes, WorkspaceOf
 
 _ATEN: Final = torch.ops.aten
 _MOST_INDEXED_BYTES: Final = 2**31 - 1
 """By one kernel; larger tensors are halved (TensorIterator)."""
 
 
-def workspaces(func: Any, args: Sequence[Any], partial_bytes: PartialBytes) -> list[Tensor]:
+_FEW_TOKENS: Final = 3072
+"""Whose gradients one kernel adds up without sorting them."""
+_TOKENS_PER_THREAD: Final = 10
+
+
+def workspaces(func: Any, args: Sequence[Any], workspace_bytes: WorkspaceBytes) -> list[Tensor]:
     """Return tensors as large as what an operator takes on a GPU while it runs."""
     if func is _ATEN.sum.dim_IntList:
         summed, dims, *_ = args
-        size_bytes = _of_sum(summed, dims, partial_bytes)
-        return [torch.empty(size_bytes, dtype=torch.uint8)] if size_bytes else []
+        return _taken(_of_sum(summed, dims, workspace_bytes))
+    if func is _ATEN.embedding_dense_backward.default:
+        gradient, tokens, rows, *_ = args
+        return _taken(workspace_bytes("embedding", (tokens.numel(), rows, gradient.size(-1))))
     if func is _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default:
-        queries = args[1]
+        _, queries, keys, *_ = args
         counts = (queries.numel(), queries.numel() // queries.size(-1))
-        return [torch.empty(count, dtype=torch.float32) for count in counts]
+        found = [torch.empty(count, dtype=torch.float32) for count in counts]
+        if keys.size(1) < queries.size(1):
+            for _ in ("keys", "values"):
+                found += _taken(workspace_bytes("shared heads", (queries.nbytes,)))
+        return found
     if func is _ATEN._softmax_backward_data.default:
         return [torch.empty(args[0].shape, dtype=args[0].dtype)]
     if func is _ATEN._safe_softmax.default:
@@ -41,12 +55,36 @@ def workspaces(func: Any, args: Sequence[Any], partial_bytes: PartialBytes) -> l
     return []
 
 
-def _of_sum(summed: Tensor, dims: list[int], partial_bytes: PartialBytes) -> int:
+def _taken(size_bytes: int) -> list[Tensor]:
+    return [torch.empty(size_bytes, dtype=torch.uint8)] if size_bytes else []
+
+
+def _of_sum(summed: Tensor, dims: list[int], workspace_bytes: WorkspaceBytes) -> int:
     rows_only = summed.dim() > 1 and dims == [*range(summed.dim() - 1)]
     if not rows_only or not summed.is_contiguous():
         return 0
     columns = summed.size(-1)
-    return partial_bytes(summed.numel() // columns, columns, summed.element_size())
+    return workspace_bytes("sum", (summed.numel() // columns, columns, summed.element_size()))
+
+
+def workspace_bytes(of: WorkspaceOf, sizes: Sequence[int], *, compute: Compute) -> int:
+    """Return what a kernel takes on the GPU of `compute` while it runs.
+
+    Args:
+        sizes: rows, columns and bytes of an element that are summed; an embedding's tokens, rows
+            and columns; bytes of the queries of attention whose heads share keys.
+    """
+    if of == "sum":
+        rows, columns, element_bytes = sizes
+        threads = compute.resident_threads
+        return partial_sums_bytes(rows, columns, element_bytes, resident_threads=threads)
+    if of == "embedding":
+        tokens, rows, columns = sizes
+        if tokens <= _FEW_TOKENS:
+            return 0
+        # max_partial_segment, each a row padded to a warp
+        return 4 * (tokens // _TOKENS_PER_THREAD + min(tokens, rows)) * (-(-columns // 32) * 32)
+    return sizes[0] if compute.heads_apart else 0
 
 
 def partial_sums_bytes(

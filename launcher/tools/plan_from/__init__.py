@@ -1,6 +1,6 @@
 """`shardscale plan --from`: plan the run that a config file of another trainer describes.
 
-In: a file of accelerate, transformers, trl, Axolotl, LLaMA-Factory, torchtitan, DeepSpeed, LitGPT.
+In: a file of a trainer in `kinds/`.
 Out: our words for its keys, the ledger and verdict of that run, changes in the file's own words.
 
 reading.py   a file's text -> flat keys      kinds/        one table of keys per trainer

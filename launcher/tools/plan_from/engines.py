@@ -105,6 +105,16 @@ ENGINES: Final[Mapping[str, Engine]] = {
         checkpoints_when_sharded=True,
         norm_bytes=12,  # model.py: the input, its square and the result in fp32, and RoPE
     ),
+    "torchtune": Engine(
+        version="torchtune 0.6",
+        source="training/_distributed.py (shard_model in the run's type), recipes/configs "
+        "(fused AdamW), modules/loss, modules/rms_norm.py",
+        whole_logits=True,
+        foreach=False,
+        upcasts=False,
+        reduces_as_computed=True,
+        norm_bytes=4,  # the input in fp32
+    ),
     "torchtitan": Engine(
         version="torchtitan 0.2 (until 2026-02)",
         source="config/job_config.py, components/loss.py (pred.float()), fused AdamW",

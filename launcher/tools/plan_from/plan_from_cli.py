@@ -53,7 +53,7 @@ def _parser() -> OptionParser:
         prog="shardscale plan",
         usage="shardscale plan --from FILE [FILE...] [--gpu NAME] [--gpus N] [options]",
         description="Plan the run that a config of another trainer describes: accelerate, "
-        "transformers, trl, Axolotl, LLaMA-Factory, torchtitan, DeepSpeed, LitGPT.",
+        "transformers, trl, Axolotl, LLaMA-Factory, torchtitan, torchtune, DeepSpeed, LitGPT.",
         epilog="All options of a plan and flags of launcher.train apply as well and win over the "
         "file: --gpu A100-80GB --seq-len 4096. See `shardscale plan --help`.",
     )

@@ -117,8 +117,8 @@ def structures() -> dict[str, Structure]:
                     continue
                 windowed = model.window is not None and model.window < seq_len - 1
                 prime = prime_model(model, padded=padded, windowed=windowed)
-                # what depends on the GPU, partial sums, is filled in when a trace is read
-                alike = replace(compute, resident_threads=0)
+                # what depends on the GPU, workspaces, is filled in when a trace is read
+                alike = replace(compute, resident_threads=0, heads_apart=False)
                 sizes = [product.weights for product in linear_products(prime)]
                 for most in (max(sizes), *(size - 1 for size in sizes)):
                     key = structure_of(prime, compute, seq_len=SEQ_LEN, most_together=most)

@@ -55,7 +55,7 @@ def gradient_bytes(label: str, run: Resolved) -> int:
     timeline = Timeline("cpu")
     buffers = forecast_of(run.config).buffers(rank, timeline)
     buffers.build()
-    trace = _shortened(rank, Mesh.at(0, world_size, sharding), resident_threads=0)
+    trace = _shortened(rank, Mesh.at(0, world_size, sharding), gpu=None)
     buffers.begin_forward(last=True)
     run_segments(trace.forward, timeline, buffers, tuning_bytes=0)
     buffers.end_forward()

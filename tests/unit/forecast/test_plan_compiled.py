@@ -340,6 +340,21 @@ def test_tuning_takes_the_l2_cache_of_the_gpu() -> None:
         assert large.peaks["steady", phase] == small.peaks["steady", phase]
 
 
+def test_attention_takes_in_compiled_blocks_what_it_takes_in_others() -> None:
+    model = model_of("none", layers=2)
+    of_rows = 4 * MICRO_BATCH * SEQ_LEN * model.heads  # a number for each query, in fp32
+    for compiled in (False, True):
+        compute = replace(GPU, compiled=compiled)
+        traced = trace_micro_batch(model, compute, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
+        taken = [
+            event.size_bytes
+            for place, events in traced.backward
+            for event in events
+            if place.part == "block_backward" and isinstance(event, Allocated)
+        ]
+        assert taken.count(of_rows) == model.layers
+
+
 def test_only_the_first_block_of_each_pass_tunes() -> None:
     traced = trace_micro_batch(model_of("none"), GPU, micro_batch=3, seq_len=SEQ_LEN)
     where = [

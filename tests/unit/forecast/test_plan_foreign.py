@@ -19,7 +19,7 @@ from launcher.forecast.trace import blocks, micro_batches
 from launcher.forecast.trace.events import Allocated, Compute, Freed, MicroBatch, Place
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.forecast.trace.record import record_trace
-from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.forecast.trace.workspaces import workspace_bytes
 from launcher.forecast.traffic import Wire
 from launcher.model.build import initial_value
 from launcher.model.foreign import decoder
@@ -62,7 +62,7 @@ def test_few_blocks_stand_for_many_where_they_compute_the_same(
     model = foreign_config({**ARCHITECTURES[name], "num_hidden_layers": layers})
     few, traced, representatives = blocks.shallow(model)
     assert (few.layers, len(traced), len(representatives)) == (recorded, recorded, layers)
-    sums = partial(partial_sums_bytes, resident_threads=0)
+    sums = partial(workspace_bytes, compute=ON_GPU)
     whole = record_trace(model, ON_GPU, 3, 64, rank, sums)
     every = [*range(layers)]
     expected = peaks(blocks._expanded(whole, every, every))

@@ -13,7 +13,7 @@ from launcher.forecast.trace.blocks import _expanded
 from launcher.forecast.trace.events import Compute, Place, Trace
 from launcher.forecast.trace.micro_batches import trace_of, work_of
 from launcher.forecast.trace.record import record_trace
-from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.forecast.trace.workspaces import workspace_bytes
 from launcher.model.config import ModelConfig
 from launcher.model.lora_config import Lora
 from launcher.model.sizes import named
@@ -76,7 +76,7 @@ def model_of(**changes: Any) -> ModelConfig:
 def test_every_micro_batch_is_as_recorded(case: str) -> None:
     changes, compute, rank = CASES[case]
     model = model_of(**changes)
-    sums = partial(partial_sums_bytes, resident_threads=THREADS)
+    sums = partial(workspace_bytes, compute=GPU)
     for micro_batch in (1, 3, 7):  # one chunk of the loss, two and four
         where = (model, compute, micro_batch, SEQ_LEN, rank)
         found, expected = (
@@ -108,7 +108,7 @@ def test_one_recording_serves_all(compiled: bool, monkeypatch: pytest.MonkeyPatc
 def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
     model = model_of(context=seq_len, loss_chunk=None)
     where = (model, GPU, 3, seq_len, WHOLE_MODEL)
-    sums = partial(partial_sums_bytes, resident_threads=THREADS)
+    sums = partial(workspace_bytes, compute=GPU)
     found, expected = (
         levels(_expanded(trace, range(model.layers), range(model.layers)))
         for trace in (trace_of(*where), record_trace(*where, sums))
@@ -139,7 +139,7 @@ def test_scores_beyond_64_bits_are_recorded_for_each_micro_batch() -> None:
 def test_of_many_chunks_of_the_loss_three_are_recorded(
     rank: ModelParallelRank, compute: Compute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums = partial(partial_sums_bytes, resident_threads=THREADS)
+    sums = partial(workspace_bytes, compute=GPU)
 
     def recorded(chunk: int) -> Trace:
         return record_trace(model_of(loss_chunk=chunk), compute, 3, SEQ_LEN, rank, sums)

@@ -16,7 +16,7 @@ from trace_levels import levels
 from launcher.forecast.trace.blocks import _expanded, _representative_blocks, trace_micro_batch
 from launcher.forecast.trace.events import Allocated, Compute, Gradient, MicroBatch, Module, Place
 from launcher.forecast.trace.record import Recorder, record_trace
-from launcher.forecast.trace.workspaces import partial_sums_bytes
+from launcher.forecast.trace.workspaces import partial_sums_bytes, workspace_bytes
 from launcher.model import fused
 from launcher.model.checkpointing import parse
 from launcher.model.config import ActivationCheckpointing, ModelConfig
@@ -47,7 +47,7 @@ def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelCon
 
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
     """Every block, every tile and the batch itself traced, nothing put together."""
-    sums = partial(partial_sums_bytes, resident_threads=compute.resident_threads)
+    sums = partial(workspace_bytes, compute=compute)
     where = (model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL)
     trace = record_trace(*where, sums, passed_rows=0)
     return _expanded(trace, range(model.layers), range(model.layers))
@@ -376,7 +376,7 @@ def test_gradients_are_added_in_place_as_autograd_does(rows: int, in_place: bool
     assert (gradient.data_ptr() == made[0]) == in_place
 
     for compute in (COMPUTES["gpu"], Compute()):  # the mode that measures a CPU's forbids it
-        recorder = Recorder(compute, lambda rows, columns, element_bytes: 0)
+        recorder = Recorder(compute, lambda of, sizes: 0)
         recorder.place = Place("embed_backward")
         with FakeTensorMode(), recorder:
             weight = used_twice(lambda tensor: None)

@@ -2,15 +2,17 @@
 the real allocator)."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.forecast.trace.blocks import trace_micro_batch
 from launcher.forecast.trace.events import Allocated, Compute
-from launcher.forecast.trace.workspaces import workspaces
+from launcher.forecast.trace.workspaces import workspace_bytes, workspaces
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 
@@ -20,10 +22,8 @@ SEQ_LEN, MICRO_BATCH, HEADS = 64, 2, 3
 
 
 def taken(operator: Any, *args: Any) -> list[int]:
-    def no_sums(rows: int, columns: int, element_bytes: int) -> int:
-        return 0
-
-    found: list[Tensor] = workspaces(operator, args, no_sums)
+    compute = Compute(device_type="cuda", heads_apart=True)
+    found: list[Tensor] = workspaces(operator, args, partial(workspace_bytes, compute=compute))
     return [each.nbytes for each in found]
 
 
@@ -34,6 +34,35 @@ def test_softmax_multiplies_before_its_backward() -> None:
 
 def test_masked_rows_are_looked_for_after_a_softmax() -> None:
     assert taken(ATEN._safe_softmax.default, SCORES, -1) == [SCORES.nbytes, SCORES.numel()]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns", "size_bytes"),
+    [
+        # torch's own record of runs' memory on a GPU that computes nothing: gpt2, llama-3.2-1b
+        (4096, 50_257, 768, [13_839_360]),
+        (32_768, 128_256, 2048, [295_272_448]),
+        (3072, 50_257, 768, []),
+        (32_768, 260, 768, [10_862_592]),
+    ],
+)
+def test_an_embedding_adds_up_the_gradients_of_many_tokens(
+    tokens: int, rows: int, columns: int, size_bytes: list[int]
+) -> None:
+    with FakeTensorMode():
+        gradient, ids = torch.empty(tokens, columns), torch.empty(tokens, dtype=torch.int64)
+        operator = ATEN.embedding_dense_backward.default
+        assert taken(operator, gradient, ids, rows, -1, False) == size_bytes
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_flash_attention_has_gradients_of_shared_keys_for_each_head(kv_heads: int) -> None:
+    queries = torch.empty(2, 4, 8, 16, dtype=torch.bfloat16)
+    keys = torch.empty(2, kv_heads, 8, 16, dtype=torch.bfloat16)
+    operator = ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
+    fp32 = [2 * queries.nbytes, 4 * 2 * 4 * 8]
+    of_keys_and_values = [] if kv_heads == 4 else 2 * [queries.nbytes]
+    assert taken(operator, queries, queries, keys, keys) == fp32 + of_keys_and_values
 
 
 def test_other_operators_take_nothing() -> None:

@@ -913,6 +913,14 @@ def test_ranks_that_axolotl_does_not_shard_over_are_replicas(
     assert gpus_of(reading, int(given[1]) if given else None, None)[0] == gpus
 
 
+def test_axolotls_ranks_of_a_sequence_may_be_chosen_when_it_runs(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("base_model: gpt2\nsequence_len: 8\ncontext_parallel_size: auto\n")
+    assert understood(path)[0].left_out == [
+        "context_parallel_size auto: is chosen when it runs: give --context-parallel N"
+    ]
+
+
 def test_torchs_context_parallelism_is_a_ring(tmp_path: Path) -> None:
     accelerate, titan = tmp_path / "accelerate.yaml", tmp_path / "titan.toml"
     given = ("--model", "llama-3.2-1b", "--micro-batch", "1", "--seq-len", "512")

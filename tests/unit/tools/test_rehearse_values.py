@@ -1,8 +1,16 @@
 """Values that a rehearsed program has read, as the report lists them."""
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from launcher.tools import watch
+from launcher.tools.rehearse.null_gpu import INSIDE
 from launcher.tools.rehearse.values import value_lines
 
 
@@ -33,3 +41,16 @@ def test_a_few_are_listed() -> None:
     rank = SimpleNamespace(events=lambda name: [read(3, 1.0, "/transformers/trainer.py:2249")])
     stage: Any = SimpleNamespace(ranks=[rank])
     assert list(value_lines(stage))[-1].split()[1] == "transformers/trainer.py:2249"
+
+
+def test_fake_tensors_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run's own plan has them, of a decoder of transformers."""
+    for folder in (watch.INSIDE, INSIDE):
+        monkeypatch.syspath_prepend(str(folder))
+    follow = import_module("shardscale_rehearsal.follow")
+
+    def repeated(row: Tensor) -> Tensor:
+        return row.expand(2, -1)
+
+    with FakeTensorMode():
+        assert follow.followed(repeated)(torch.zeros(1, 3)).shape == (2, 3)

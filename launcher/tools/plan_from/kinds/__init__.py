@@ -8,6 +8,7 @@ from launcher.tools.plan_from.kinds.litgpt import LITGPT
 from launcher.tools.plan_from.kinds.llama_factory import LLAMA_FACTORY
 from launcher.tools.plan_from.kinds.llama_factory_v1 import LLAMA_FACTORY_V1
 from launcher.tools.plan_from.kinds.torchtitan import TORCHTITAN, TORCHTITAN_FLAGS
+from launcher.tools.plan_from.kinds.torchtune import TORCHTUNE
 from launcher.tools.plan_from.kinds.transformers import TRAINING_ARGUMENTS
 from launcher.tools.plan_from.kinds.trl import TRL
 
@@ -19,6 +20,7 @@ KINDS: tuple[Kind, ...] = (
     LITGPT,
     TORCHTITAN,
     TORCHTITAN_FLAGS,
+    TORCHTUNE,
     TRL,
     TRAINING_ARGUMENTS,
     ACCELERATE,

@@ -2,7 +2,17 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, alike, is_on, text, when, whole, words
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Kind,
+    Unknown,
+    alike,
+    is_on,
+    text,
+    when,
+    whole,
+    words,
+)
 from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS, adapter_targets
 from launcher.tools.plan_from.kinds.shared import (
     ATTENTION,
@@ -44,6 +54,14 @@ def _plugins(value: Any) -> Facts:
 
 
 _OTHER = "another objective than the next token's: its reference model is not planned"
+
+
+def _context(value: Any) -> Facts:
+    if str(value) == "auto":
+        raise Unknown("is chosen when it runs: give --context-parallel N")
+    return whole("context_parallel")(value)
+
+
 AXOLOTL = Kind(
     name="Axolotl YAML",
     engine="axolotl",
@@ -93,8 +111,8 @@ AXOLOTL = Kind(
         # with what is left as replicas: utils/distributed.py
         "dp_shard_size": whole("shard ranks"),
         "tensor_parallel_size": whole("tensor_parallel"),
-        "context_parallel_size": whole("context_parallel"),
-        "sequence_parallel_degree": whole("context_parallel"),
+        "context_parallel_size": _context,
+        "sequence_parallel_degree": _context,
         "world_size": whole("gpus"),
         **LAUNCHER_KEYS,
     },

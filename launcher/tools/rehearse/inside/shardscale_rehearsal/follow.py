@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from shardscale_observer.held import held, hold, on_device
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -29,7 +30,9 @@ def followed(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def follow(*args: Any, **kwargs: Any) -> Any:
         modes = _get_current_dispatch_mode_stack()
-        if torch.compiler.is_compiling() or any(isinstance(mode, Follow) for mode in modes):
+        # fake tensors, as those of a plan, have no values
+        others = (Follow, FakeTensorMode)
+        if torch.compiler.is_compiling() or any(isinstance(mode, others) for mode in modes):
             return function(*args, **kwargs)
         with Follow(ctypes.CDLL(None)):
             return function(*args, **kwargs)
