@@ -18,7 +18,6 @@ from tokenizers import Tokenizer, processors
 from launcher.checkpoint.pretrained.companions import carry_beside
 from launcher.data import IGNORED_TARGET, Corpus, EvaluationBatches, GlobalBatches
 from launcher.data.chat import ChatTemplate
-from launcher.data.conversations import sharegpt_messages
 from launcher.data.corpus_build import encode
 from launcher.data.formats import with_prompt
 from launcher.data.tokenizer import load_encoder
@@ -673,22 +672,6 @@ def first_example(corpus: Corpus, tokenizer: str) -> tuple[str, str]:
     return decode(shown.tokens.tolist()), decode(shown.tokens[shown.learned > 0].tolist())
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_calls_in_sharegpts_conversations_are_calls(several: bool) -> None:
-    call = {"name": "weather", "arguments": {"city": "Rome"}}
-    turns = {
-        "human": "weather?",
-        "function_call": json.dumps([call, call] if several else call),
-        "observation": "21",
-        "gpt": "It is 21.",
-    }
-    record = {"conversations": [{"from": who, "value": text} for who, text in turns.items()]}
-    asked, called, answered, said = sharegpt_messages(record, "line 1")["messages"]
-    assert [one["role"] for one in (asked, answered, said)] == ["user", "tool", "assistant"]
-    calls = [{"type": "function", "function": call}] * (1 + several)
-    assert called == {"role": "assistant", "content": "", "tool_calls": calls, "weight": None}
-
-
 def test_alpacas_instructions_become_its_prompt_without_a_template(tmp_path: Path) -> None:
     for path in (tmp_path / "data.json", tmp_path / "data.jsonl"):
         whole = path.suffix == ".json"
@@ -778,11 +761,6 @@ def test_a_turn_of_weight_0_is_not_learned(tmp_path: Path) -> None:
             "d.jsonl line 1: 'chosen' and 'rejected' are a pair for preference training",
         ),
         ("d.jsonl", json.dumps({"conversations": "x"}), "must be a list of objects with from"),
-        (
-            "d.jsonl",
-            json.dumps({"conversations": [{"from": "function_call", "value": "look it up"}]}),
-            "a function_call is 'look it up', it must be JSON with name and arguments",
-        ),
     ],
 )
 def test_bad_examples_of_others_are_refused(
