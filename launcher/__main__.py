@@ -93,7 +93,7 @@ BY_OPTION = {
 }
 """Verb -> options that another module answers."""
 _TRAINERS = ("launch", "run", "fit", "finetune", "pretrain", "sft")
-"""What other programs call `train`."""
+"""Names of `train` in other programs."""
 
 
 def _is_present(module: str) -> bool:

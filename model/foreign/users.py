@@ -252,8 +252,10 @@ def _check_forward(inner: nn.Module) -> None:
             "registration: return that, as [batch, tokens, vocabulary]"
         )
     if random.getstate() != before:  # ranks that skip different blocks wait for each other
-        said = "its forward draws random numbers of Python: multiply by a random tensor instead of"
-        raise UserError(f"{said} skipping blocks at random")
+        raise UserError(
+            "its forward draws random numbers of Python: multiply by a random tensor instead of "
+            "skipping blocks at random"
+        )
     if unused:  # DDP waits for its gradient, and reduces none until then
         raise UserError(
             f"{unused[0]} has no effect on its logits: use it, leave it out, or freeze it with "

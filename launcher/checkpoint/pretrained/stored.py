@@ -217,7 +217,7 @@ def check_base(checkpoint: Checkpoint, found: Base) -> None:
 
 
 def check_stays(base: Stored) -> None:
-    """Refuse a checkpoint as the base of adapters, which they do not hold, if the run that saved it
+    """Reject a checkpoint as the base of adapters, which they do not hold, if the run that saved it
     is alive and will remove it.
 
     Raises:

@@ -106,9 +106,9 @@ ENGINES: Final[Mapping[str, Engine]] = {
         norm_bytes=12,  # model.py: the input, its square and the result in fp32, and RoPE
     ),
     "torchtune": Engine(
-        version="torchtune 0.6",
+        version="torchtune of 2025",
         source="training/_distributed.py (shard_model in the run's type), recipes/configs "
-        "(fused AdamW), modules/loss, modules/rms_norm.py",
+        "(fused AdamW), modules/loss/ce_chunked_output_loss.py, modules/rms_norm.py",
         whole_logits=True,
         foreach=False,
         upcasts=False,

@@ -8,6 +8,7 @@ from launcher.tools.plan_from.assess import Planned, plan_of
 from launcher.tools.plan_from.reading import read_source
 from launcher.tools.plan_from.translate import read_files
 from launcher.util.errors import UserError
+from launcher.util.sizes import GIB
 
 RECIPE = """output_dir: /tmp/torchtune/out
 tokenizer:
@@ -35,7 +36,7 @@ optimizer:
   _component_: {optimizer}
   lr: 2e-5
 loss:
-  _component_: torchtune.modules.loss.LinearCrossEntropyLoss
+  _component_: {loss}
 max_steps_per_epoch: null
 gradient_accumulation_steps: {accumulation}
 clip_grad_norm: null
@@ -64,7 +65,8 @@ LORA = """  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
 
 def recipe(folder: Path, family: str, builder: str, **changes: object) -> Path:
     values = {"length": 1024, "optimizer": "torch.optim.AdamW", "accumulation": 8} | changes
-    values = {"model": "", "more": ""} | values
+    loss = "torchtune.modules.loss.LinearCrossEntropyLoss"
+    values = {"model": "", "more": "", "loss": loss} | values
     path = folder / "recipe.yaml"
     path.write_text(RECIPE.format(family=family, builder=builder, **values))
     return path
@@ -99,6 +101,13 @@ def test_a_recipe_of_one_device_keeps_all_of_it_in_bf16(tmp_path: Path) -> None:
         "activation_checkpointing": "full",
     }
     assert planned.reading.left_out == []
+
+
+def test_a_published_peak_is_planned(tmp_path: Path) -> None:
+    """torchtune-3b-full in bench/published/frameworks.csv: Llama 3.2 3B on an A100."""
+    loss = "torchtune.modules.loss.CEWithChunkedOutputLoss"
+    path = recipe(tmp_path, "llama3_2", "llama3_2_3b", length=4096, accumulation=1, loss=loss)
+    assert plan(path).allocated_bytes / GIB == pytest.approx(24.9, rel=0.02)
 
 
 def test_adapters_of_a_recipe_of_several(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ TORCHTUNE: Final = Kind(
         "loss._component_": words(
             {
                 "LinearCrossEntropyLoss": {"loss": "chunked"},
-                "CEWithChunkedOutputLoss": {"loss": "whole"},
+                "CEWithChunkedOutputLoss": {"loss": "chunked"},  # but for logits in bf16
                 "CrossEntropyLoss": {"loss": "whole"},
             },
             otherwise="is planned as a loss that holds whole logits",
