@@ -19,7 +19,7 @@ def strategy(setting: Setting) -> Iterator[str]:
     if chosen.strategy == "single" and setting.world_size > chosen.tensor_parallel:
         yield (
             f"--strategy single runs in one process, but there are {setting.world_size}: "
-            "use ddp, fsdp or zero, or start one process"
+            "add --strategy ddp, --strategy fsdp or --zero N, or start one process"
         )
 
 
@@ -147,10 +147,13 @@ def batch(setting: Setting) -> Iterator[str]:
         lower = setting.accumulation * per_step
         upper = lower + per_step
         nearest = upper if lower == 0 or upper - total < total - lower else lower
+        given, ranks = setting.config.data.micro_batch, setting.data_ranks
+        # first what leaves the training as it is, as where a run goes on with more ranks
+        smaller = next((n for n in range(given, 0, -1) if total % (n * ranks) == 0), None)
         yield (
-            f"--global-batch {total} is not a multiple of micro-batch "
-            f"{setting.config.data.micro_batch} x {setting.data_ranks} ranks = {per_step}: "
-            f"use --global-batch {nearest}"
+            f"--global-batch {total} is not a multiple of micro-batch {given} x {ranks} ranks = "
+            f"{per_step}: use {f'--micro-batch {smaller}, or ' if smaller else ''}"
+            f"--global-batch {nearest}"
         )
 
 

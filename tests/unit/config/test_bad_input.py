@@ -113,7 +113,7 @@ CASES = {
     "unknown strategy": case("--strategy tp", "--strategy tp", "one of single, ddp, fsdp, zero"),
     "zero without stage": case("--strategy zero", "--strategy zero", "--zero 0, 1, 2 or 3"),
     "zero and fsdp": case("--zero 2 --strategy fsdp", "--zero 2", "--strategy fsdp", "give one"),
-    "single on two ranks": case("--strategy single", "there are 2", "use ddp, fsdp or zero"),
+    "single on two ranks": case("--strategy single", "there are 2", "add --strategy ddp"),
     "param offload with zero 2": case(
         "--offload-param cpu --zero 2", "--offload-param cpu", "give --zero 3, not --zero 2"
     ),

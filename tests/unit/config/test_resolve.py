@@ -41,26 +41,30 @@ def test_accumulation(
 
 
 @pytest.mark.parametrize(
-    ("micro_batch", "global_batch", "ranks", "nearest"),
+    ("micro_batch", "global_batch", "ranks", "smaller", "nearest"),
     [
-        (8, 17, 2, 16),
-        (8, 23, 2, 16),
-        (8, 24, 2, 16),  # both are as near: the one that needs less memory
-        (8, 25, 2, 32),
-        (8, 1, 2, 16),  # 0 is nearer, but not a batch
-        (3, 100, 4, 96),
-        (7, 1000, 1, 1001),
+        (8, 17, 2, None, 16),
+        (8, 23, 2, None, 16),
+        (8, 24, 2, 6, 16),  # both are as near: the one that needs less memory
+        (8, 25, 2, None, 32),
+        (8, 1, 2, None, 16),  # 0 is nearer, but not a batch
+        (8, 8, 2, 4, 16),  # a run of one process goes on with two
+        (3, 100, 4, 1, 96),
+        (7, 1000, 1, 5, 1001),
     ],
 )
-def test_the_nearest_batch_that_divides(
-    micro_batch: int, global_batch: int, ranks: int, nearest: int
+def test_batches_that_divide_are_named(
+    micro_batch: int, global_batch: int, ranks: int, smaller: int | None, nearest: int
 ) -> None:
+    also = "" if smaller is None else f"--micro-batch {smaller}, or "
     with pytest.raises(
-        UserError, match=f"--global-batch {global_batch} .*: use --global-batch {nearest}$"
+        UserError, match=f"--global-batch {global_batch} .*: use {also}--global-batch {nearest}$"
     ):
         resolved(ranks, micro_batch=micro_batch, global_batch=global_batch)
     accepted = resolved(ranks, micro_batch=micro_batch, global_batch=nearest)
     assert accepted.config.data.global_batch == nearest
+    if smaller is not None:
+        resolved(ranks, micro_batch=smaller, global_batch=global_batch)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_ranks_of_one_sequence_read_the_same() -> None:
         (2, {"context_parallel": 2, "micro_batch": AutoMicroBatch()}, "--micro-batch auto"),
         (
             *(4, {"context_parallel": 2, "micro_batch": 2, "global_batch": 6}),
-            "micro-batch 2 x 2 ranks = 4: use --global-batch 4",
+            "micro-batch 2 x 2 ranks = 4: use --micro-batch 1, or --global-batch 4",
         ),
     ],
 )
