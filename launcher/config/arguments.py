@@ -221,8 +221,8 @@ def _value(name: str, texts: Sequence[str], *, said: str) -> Any:
     kind = field_types()[name]
     if name == "micro_batch" and texts == ["auto"]:
         return AutoMicroBatch()
-    if name == "strategy" and is_label(texts[0]):
-        return texts[0]
+    if name == "strategy" and is_label(label := texts[0].lower()):
+        return label
     values = [_typed(text, kind) for text in texts]
     with naming(said):
         if name in ("data", "tokenizer", "model"):
@@ -242,7 +242,7 @@ def _typed(text: str, annotation: Any) -> Any:
         return None if kind is bool else text
     if typing.get_origin(kind) is Literal:
         for choice in typing.get_args(kind):
-            if str(choice) == text:
+            if str(choice) == text.lower():  # FSDP, AdamW, BF16
                 return choice
     elif kind is bool:
         if text in old_names.SWITCHES:

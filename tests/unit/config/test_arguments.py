@@ -511,6 +511,15 @@ def test_a_label_that_is_contradicted_or_unknown(argv: str, says: str) -> None:
         parse_run_config(argv.split())
 
 
+def test_names_are_read_in_any_capitals(config_file: Path) -> None:
+    flags = ["--strategy", "ZeRO3+CPU", "--optimizer", "AdamW", "--precision", "BF16"]
+    config = parse_run_config(flags)
+    assert (config.sharding.zero, config.sharding.offload_optimizer) == (3, "cpu")
+    assert (config.optim.optimizer, config.optim.precision) == ("adamw", "bf16")
+    config_file.write_text("strategy: FSDP\n")
+    assert parse_run_config(["--config", str(config_file)]).sharding.strategy == "fsdp"
+
+
 def test_a_file_may_hold_a_label_and_a_flag_replaces_it(config_file: Path) -> None:
     config_file.write_text("strategy: fsdp-grad-op+each\n")
     read = parse_run_config(["--config", str(config_file)]).sharding
