@@ -6,11 +6,20 @@ Imports no torch, as `launcher.model.config`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 LoraTarget = Literal["qkv", "proj", "mlp"]
 PROJECTIONS: Final[tuple[LoraTarget, ...]] = ("qkv", "proj", "mlp")
+LAYERS: Final[Mapping[str, LoraTarget]] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value"), "qkv"),
+    **dict.fromkeys(("o_proj", "out_proj", "dense"), "proj"),
+    **dict.fromkeys(
+        ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "c_fc", "fc1", "fc2"), "mlp"
+    ),
+}
+"""transformers' names of layers -> the projection of our own decoder that they are a part of."""
 MOST_RANK: Final = 65_536
 BLOCK: Final = 64
 """Elements of a quantised weight that share a scale; a row is a multiple of it."""
@@ -61,9 +70,10 @@ class Lora:
 
     def _wrong_targets(self) -> str:
         given = ",".join(self.targets)
+        parts = "".join(f" {name} is in {LAYERS[name]}." for name in self.targets if name in LAYERS)
         return (
             f"lora_targets {given!r} must name some of {', '.join(PROJECTIONS)}, once each; or be "
-            "all."
+            f"all.{parts}"
         )
 
     @property

@@ -192,7 +192,7 @@ class ModelChoice:
                 rank=self.lora_rank,
                 alpha=2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha,
                 dropout=self.lora_dropout,
-                targets=PROJECTIONS if names == ("all",) else names,
+                targets=PROJECTIONS if names in (("all",), ("all-linear",)) else names,
                 rslora=self.rslora,
             )
 

@@ -413,7 +413,7 @@ def test_what_is_merged_is_what_adapters_were_trained_beside(
 
 
 def test_the_order_of_targets_makes_no_difference() -> None:
-    one, other = (ModelChoice(lora_rank=2, lora_targets=t) for t in ("mlp, proj,qkv", "all"))
+    one, other = (ModelChoice(lora_rank=2, lora_targets=t) for t in ("mlp, proj,qkv", "all-linear"))
     assert one.build_lora() == other.build_lora()
     # as versions before have saved it
     saved = Lora(rank=2, alpha=4.0, targets=("proj", "z", "qkv", "a"))
@@ -434,6 +434,10 @@ def test_the_order_of_targets_makes_no_difference() -> None:
         ({"lora_rank": 2, "lora_alpha": 1e300}, "--lora-alpha 1e+300 must be at most 1e+06"),
         ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout 1.0"),
         ({"lora_rank": 2, "lora_targets": "q"}, "lora_targets 'q'"),
+        (
+            {"lora_rank": 2, "lora_targets": "q_proj,up_proj"},
+            "or be all. q_proj is in qkv. up_proj is in mlp.",
+        ),
         ({"lora_rank": 2, "lora_targets": "qkv,qkv"}, "lora_targets 'qkv,qkv'"),
         ({"lora_alpha": 4.0}, "--lora-alpha 4.0 belongs to --lora-rank"),
         ({"lora_targets": "all"}, "--lora-targets all belongs to --lora-rank"),

@@ -3,16 +3,8 @@
 import re
 from typing import Any, Final
 
+from launcher.model.lora_config import LAYERS, PROJECTIONS
 from launcher.tools.plan_from.keys import Facts, Unknown, is_on
-
-ADAPTER_TARGETS: Final = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value"), "qkv"),
-    **dict.fromkeys(("o_proj", "out_proj", "dense"), "proj"),
-    **dict.fromkeys(
-        ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "c_fc", "fc1", "fc2"), "mlp"
-    ),
-}
-
 
 # where a config names no layers: PEFT's utils/constants.py for Llama, Mistral, Qwen, Gemma ...
 PEFT_TARGETS: Final[Facts] = {"lora_targets if lora": "qkv", "layers if lora": "q_proj,v_proj"}
@@ -34,9 +26,9 @@ def adapter_targets(value: Any) -> Facts:
     names = list(dict.fromkeys(name for each in given for name in _layers(str(each))))
     if "all" in names or "all-linear" in names:
         return {"lora_targets": "all"}
-    known = [name for name in names if name in ADAPTER_TARGETS]
-    targets = {ADAPTER_TARGETS[name] for name in known}
-    found = ",".join(target for target in ("qkv", "proj", "mlp") if target in targets)
+    known = [name for name in names if name in LAYERS]
+    targets = {LAYERS[name] for name in known}
+    found = ",".join(target for target in PROJECTIONS if target in targets)
     if not found:
         raise Unknown("is planned as qkv,proj", lora_targets="qkv,proj")
     facts = {"lora_targets": found, "layers": ",".join(known)}
@@ -53,4 +45,4 @@ def _layers(name: str) -> list[str]:
     # (q|k|v)_proj
     groups = re.findall(r"\(([\w|]+)\)(\w*)", name)
     spelled = [f"{one}{end}" for ones, end in groups for one in ones.split("|")]
-    return [one for one in (*spelled, *re.findall(r"\w+", name)) if one in ADAPTER_TARGETS]
+    return [one for one in (*spelled, *re.findall(r"\w+", name)) if one in LAYERS]
