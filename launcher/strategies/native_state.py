@@ -103,7 +103,7 @@ class NativeState:
         for name, parameter in self._parameters.items():
             data, cut, _, _ = _local_part(parameter, self._copies)
             if cut.columns is None:  # of experts, which have no masks
-                start = sum(span.start for span in cut.ranges(0, data.numel()))
+                start = sum(places.start for _, places in cut.ranges(0, data.numel()))
                 held = UpdatedRange(name=name, start=start, numel=data.numel(), tensor=parameter)
                 ranges.append(held)
         return self._optimizer, ranges
@@ -152,16 +152,10 @@ class _Part(NamedTuple):
 
     def shards(self, begin: int, end: int) -> Iterator[Shard]:
         """Yield the elements [begin, end) of `data`, where they lie in the whole tensor."""
-        for span in self.cut.ranges(self.first + begin, self.first + end):
-            offset = span.offset - self.first
-            yield Shard(
-                name=self.name,
-                kind=self.kind,
-                start=span.start,
-                data=self.data[offset : offset + span.numel],
-                run=span.run,
-                pitch=span.pitch,
-            )
+        for number, places in self.cut.ranges(self.first + begin, self.first + end):
+            offset = number - self.first
+            data = self.data[offset : offset + places.numel]
+            yield Shard.at(places, name=self.name, kind=self.kind, data=data)
 
 
 def _ranks() -> tuple[int, int]:
