@@ -266,7 +266,7 @@ def memory_meter(device: torch.device, *, trace: bool) -> MemoryMeter:
     """Return the meter for a device.
 
     Args:
-        trace: on a CPU, count every live tensor; the allocator of a GPU records its history anyway.
+        trace: on a CPU, count every live tensor. On a GPU the run records the allocator's history.
     """
     if device.type == "cuda":
         return CudaMemory(device, history_is_recorded=trace)
