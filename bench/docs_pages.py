@@ -64,7 +64,7 @@ RECORDS = (
     *(records.EventRecord, records.PhaseRecord, records.GpuRecord),
 )
 FILES = (
-    *(records.Status, records.FailureReport, records.Summary, records.RankSummary),
+    *(records.Status, records.Summary, records.RankSummary),
     *(records.SamplerSummary, records.Sweep, records.SweepRow),
 )
 

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -25,17 +24,6 @@ from launcher.checkpoint.store import CheckpointFolder, candidates
 from launcher.strategies.engine import Engine
 from launcher.strategies.flat_shards import MASK, PARAM, Shard, TrainingState
 from launcher.util.errors import UserError
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
-    """Outcome of a load."""
-
-    checkpoint: Checkpoint
-    passed_over: tuple[str, ...]
-    """Newer checkpoints that are damaged, each with its reason."""
-    rng_restored: bool
-    """Dropout continues exactly; another number of ranks draws other masks."""
 
 
 class ReadableWeights(Protocol):
@@ -141,9 +129,11 @@ class Checkpointer:
         finished = self._pending is not None and self._pending.done()
         return self.wait() if finished else None
 
-    def load(self, source: Path, engine: Engine) -> Loaded:
+    def load(self, source: Path, engine: Engine) -> tuple[Checkpoint, list[str]]:
         """Load a freshly built engine and the generators, each rank reading only its own ranges:
         of a checkpoint, or of the newest intact one in a run folder.
+
+        Returns it, and why newer ones are passed over.
 
         Raises:
             DamagedCheckpoint: none is intact. The engine may be half filled: do not train it.
@@ -162,13 +152,13 @@ class Checkpointer:
                 raise agreed
             assert checkpoint is not None
             state.finish_load(checkpoint.counters)
-            restored = restore_generators(
+            restore_generators(
                 checkpoint.rng,
                 rank=self._ranks.rank,
                 world_size=self._ranks.size,
                 step=checkpoint.step,
             )
-            return Loaded(checkpoint=checkpoint, passed_over=tuple(damages), rng_restored=restored)
+            return checkpoint, damages
         raise DamagedCheckpoint(damages[0])
 
     def begin_with(self, weights: ReadableWeights, engine: Engine, *, trained: bool = True) -> None:

@@ -12,7 +12,7 @@ from annotated_types import Interval, Len, Predicate
 from torch import Tensor
 
 from launcher.checkpoint.document import Count
-from launcher.strategies.places import Box, Places
+from launcher.parallel.places import Box, Places
 
 Name = Annotated[str, Len(1, 255), Predicate(str.isprintable)]  # fits into a sentence
 Positive = Annotated[int, Interval(ge=1, le=2**53)]
@@ -56,35 +56,20 @@ def uncovered(pieces: Sequence[Range], wanted: Mapping[tuple[str, str], int]) ->
     Args:
         wanted: (name, kind) -> number of elements.
     """
-    with_gaps: dict[tuple[str, str], list[Range]] = {
-        (piece.name, piece.kind): [] for piece in pieces if piece.pitch is not None
-    }
-    ends: dict[tuple[str, str], int] = {}
-    for piece in sorted(pieces, key=lambda p: (p.name, p.kind, p.start)):
-        key = (piece.name, piece.kind)
-        if key in with_gaps:
-            with_gaps[key].append(piece)
-            continue
-        if piece.start != ends.get(key, 0):
-            word = "overlapping" if piece.start < ends.get(key, 0) else "missing"
-            return f"has {word} elements of {piece.name} ({piece.kind})"
-        ends[key] = piece.start + piece.numel
-    for (name, kind), found in with_gaps.items():
-        if fault := _fault(found, wanted.get((name, kind), 0)):
+    found: dict[tuple[str, str], list[Places]] = {key: [] for key in wanted}
+    for piece in pieces:
+        found.setdefault((piece.name, piece.kind), []).append(piece.places)
+    for (name, kind), places in sorted(found.items()):
+        if fault := _fault(places, wanted.get((name, kind), 0)):
             return f"has {fault} elements of {name} ({kind})"
-    for name, kind in sorted((wanted.keys() | ends.keys()) - with_gaps.keys()):
-        if wanted.get((name, kind)) != ends.get((name, kind)):
-            return f"does not cover {name} ({kind}) exactly"
     return None
 
 
-def _fault(pieces: Sequence[Range], numel: int) -> str | None:
-    """Check one tensor of which some pieces have gaps, as boxes of a matrix with their pitch as its
-    width."""
-    width, *others = {piece.pitch for piece in pieces if piece.pitch is not None}
+def _fault(places: Sequence[Places], numel: int) -> str | None:
+    """Check one tensor, as boxes of a matrix with the pitch of its pieces as its width."""
+    width, *others = {piece.pitch for piece in places if not piece.contiguous} or {numel}
     if others:
         return "differently spaced"
-    places = [piece.places for piece in pieces]
     if any(piece.stop > numel for piece in places):
         return "too many"
     if _overlap(box for piece in places for box in piece.boxes(width)):

@@ -1,12 +1,12 @@
 """Rank files: safetensors, written and read in chunks of 4 MiB, each with a checksum."""
 
-import bisect
 import json
 import math
 import os
 import resource
 import sys
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,11 +92,10 @@ class RangeReader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._path = checkpoint.path
         self._files = checkpoint.files
-        ranges = [(file, entry) for file in checkpoint.files for entry in file.ranges]
-        self._found: dict[tuple[str, str], list[tuple[RankFile, Range]]] = {}
-        for file, entry in sorted(ranges, key=_start):  # for bisection
-            self._found.setdefault((entry.name, entry.kind), []).append((file, entry))
-        self._with_gaps = {(r.name, r.kind) for _, r in ranges if r.pitch is not None}
+        self._found: defaultdict[tuple[str, str], list[tuple[RankFile, Range]]] = defaultdict(list)
+        for file in checkpoint.files:
+            for entry in file.ranges:
+                self._found[entry.name, entry.kind].append((file, entry))
         self._descriptors: dict[str, int] = {}
         self._checked: set[str] = set()  # files whose header is the one that was written
         self._buffer = torch.empty(CHUNK_ELEMENTS, dtype=torch.float32)
@@ -114,27 +113,8 @@ class RangeReader:
         Raises:
             DamagedCheckpoint: the bytes are not the ones that were written.
         """
-        key = (shard.name, shard.kind)
-        if key in self._with_gaps or not shard.places.contiguous:
-            self._read_with_gaps(self._found[key], shard)
-        else:
-            self._read_range(self._found[key], shard)
-
-    def _read_range(self, found: Sequence[tuple[RankFile, Range]], shard: Shard) -> None:
-        first = bisect.bisect_right(found, shard.start, key=_start) - 1  # it may reach in
-        for file, entry in found[first : bisect.bisect_left(found, shard.stop, key=_start)]:
-            for number in range(len(entry.checksums)):
-                begin = entry.start + number * CHUNK_ELEMENTS
-                end = min(entry.start + entry.numel, begin + CHUNK_ELEMENTS)
-                low, high = max(begin, shard.start), min(end, shard.stop)
-                if low < high:
-                    chunk = self._read(file, entry, number, self._buffer)
-                    target = shard.data[low - shard.start : high - shard.start]
-                    target.copy_(chunk[low - begin : high - begin])
-
-    def _read_with_gaps(self, found: Sequence[tuple[RankFile, Range]], shard: Shard) -> None:
         target = shard.places
-        for file, entry in found:
+        for file, entry in self._found[shard.name, shard.kind]:
             source = entry.places
             if source.stop <= target.start or target.stop <= source.start:
                 continue
@@ -239,10 +219,6 @@ def safetensors_header(
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _start(found: tuple[RankFile, Range]) -> int:
-    return found[1].start
 
 
 def _bytes(chunk: Tensor) -> memoryview:

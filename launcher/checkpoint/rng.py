@@ -30,20 +30,19 @@ def is_state(device_type: str, text: str) -> bool:
 
 def restore_generators(
     saved: Sequence[Mapping[str, str]], *, rank: int, world_size: int, step: int
-) -> bool:
-    """Restore this rank's generators; returns False where no state fits.
+) -> None:
+    """Restore this rank's generators, so that dropout continues exactly.
 
-    On other hardware or another number of ranks, every rank starts a sequence of its own, different
-    from the one at step 0.
+    On other hardware or another number of ranks no state fits: every rank starts a sequence of its
+    own, different from the one at step 0.
     """
     here = generator_states()
     if len(saved) != world_size or saved[rank].keys() != here.keys():
         torch.manual_seed((torch.initial_seed() + step * 1_000_003) % 2**63)
-        return False
+        return
     torch.set_rng_state(_decode(saved[rank]["cpu"]))
     if "cuda" in here:
         torch.cuda.set_rng_state(_decode(saved[rank]["cuda"]))
-    return True
 
 
 def _encode(state: Tensor) -> str:

@@ -1,8 +1,6 @@
 """Host memory for snapshots of this rank's training state, which a thread writes to disk."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -63,28 +61,11 @@ class Staging:
                 end = min(shard.data.numel(), begin + len(free))
                 copied = free[: end - begin]
                 copied.copy_(shard.data[begin:end], non_blocking=True)
-                staged += _shards_of(shard, begin, copied)
+                for first, places in shard.places.pieces(begin, end):
+                    data = copied[first - begin :][: places.numel]
+                    staged.append(Shard.at(places, name=shard.name, kind=shard.kind, data=data))
                 filled += len(copied)
                 begin = end
         if self._pinned:
             torch.cuda.synchronize()
         return staged
-
-
-def _shards_of(shard: Shard, begin: int, data: Tensor) -> Iterator[Shard]:
-    """Describe `data`, the elements of `shard` from number `begin` on, as shards of the tensor.
-
-    Where the shard has gaps, an incomplete run at either end is a shard of its own.
-    """
-    places, end = shard.places, begin + len(data)
-    run = places.run
-    inner = {min(-(-begin // run) * run, end), max(end // run * run, begin)}  # ends of whole runs
-    for low, high in pairwise(sorted({begin, end} | inner)):
-        runs = high - low > run
-        yield replace(
-            shard,
-            start=places.place(low),
-            data=data[low - begin : high - begin],
-            run=run if runs else None,
-            pitch=places.pitch if runs else None,
-        )

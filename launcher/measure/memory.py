@@ -262,15 +262,14 @@ def dump_snapshot(folder: Path, world: World) -> str | None:
     return str(path)
 
 
-def memory_meter(device: torch.device, *, trace: bool, history: bool = False) -> MemoryMeter:
+def memory_meter(device: torch.device, *, trace: bool) -> MemoryMeter:
     """Return the meter for a device.
 
     Args:
-        trace: on a CPU, count every live tensor.
-        history: the allocator of the GPU already records its history.
+        trace: on a CPU, count every live tensor. On a GPU the run records the allocator's history.
     """
     if device.type == "cuda":
-        return CudaMemory(device, history_is_recorded=history)
+        return CudaMemory(device, history_is_recorded=trace)
     return TracedMemory(device) if trace else MemoryMeter(device)
 
 

@@ -158,7 +158,10 @@ State = Literal["running", "completed", "oom", "preempted", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """`status.json`: the state of a run; torchrun's exit code does not show it."""
+    """`status.json`: the state of a run; torchrun's exit code does not show it.
+
+    `failure.json` is that of the rank that failed first, with its `traceback` as lines.
+    """
 
     state: State
     phase: str
@@ -167,18 +170,6 @@ class Status:
     exit_code: int | None = None
     detail: dict[str, Any] = field(default_factory=dict)
     updated_unix_s: float = field(default_factory=time.time)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailureReport:
-    """`failure.json`: the report of the rank that failed first."""
-
-    state: State
-    phase: str
-    reason: str
-    rank: int
-    exit_code: int
-    traceback: list[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

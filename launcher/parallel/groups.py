@@ -5,12 +5,37 @@ Without a process group (a prediction, where shapes are all there is) nothing is
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from launcher.parallel.mesh import ContextRank, TensorRank
+
+Exchange = Callable[[Tensor], Tensor]
+
+
+def exchanged(x: Tensor, there: Exchange, back: Exchange) -> Tensor:
+    """Return `there(x)`, whose gradient returns by `back`: a collective and its transpose."""
+    y: Tensor = _Exchanged.apply(x, there, back)
+    return y
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, there: Exchange, back: Exchange) -> Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """Return x as an autograd function returns what it passes on: a view."""
+    return x.view_as(x)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

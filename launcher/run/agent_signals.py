@@ -23,6 +23,7 @@ from launcher.util.errors import ExitCode, tell
 # starts ranks, and it logs a warning for an empty list.
 LEFT_TO_TORCH = "SIGQUIT"
 AGAIN_AFTER_S = 1.0
+SAVE = stop_reason(signal.SIGUSR1)  # what ranks were sent, whatever this agent has received
 GRACE_S = 30.0  # for this agent to end when its ranks have: those of other nodes may hang
 
 
@@ -60,33 +61,24 @@ class AgentSignals:
     def settle(self) -> int | None:
         """Write the status of a run that was stopped before its ranks could; returns its exit code,
         or None where it was not."""
-        status = self._status()
-        ended = status != self._before and status.get("state") != "running"
         if self.stop_signal is None:
             return None
-        if ended:
+        status = self._status()
+        if status != self._before and status.get("state") != "running":  # the ranks have ended it
             self._name_signal(status)
             return None
         code = stop_exit_code(self.stop_signal)
         reason = f"{stop_reason(self.stop_signal)} before its first step"
-        if self._folder is not None and has_our_run(self._folder.path):
-            stopped = Status(
-                state="preempted",
-                phase=status.get("phase", "start"),
-                reason=reason,
-                exit_code=code,
-            )
-            self._folder.write_status(stopped)
+        if (run := self._begun) is not None:
+            phase = status.get("phase", "start")
+            run.write_status(Status(state="preempted", phase=phase, reason=reason, exit_code=code))
         tell(f"{reason}: there was nothing to save")
         return code
 
     def _name_signal(self, status: dict[str, Any]) -> None:
         """Replace what the ranks were sent by what this agent received."""
-        if self._folder is None or not has_our_run(self._folder.path):
-            return
-        if status.get("reason") == stop_reason(signal.SIGUSR1):
-            status |= {"reason": stop_reason(self.stop_signal)}
-            self._folder.write_status(Status(**status))
+        if (run := self._begun) is not None and status.get("reason") == SAVE:
+            run.write_status(Status(**status | {"reason": stop_reason(self.stop_signal)}))
 
     def _listen(self, readable: int) -> None:
         numbers: list[int] = []
@@ -123,8 +115,8 @@ class AgentSignals:
         shutil.rmtree(self._scratch, ignore_errors=True)
         seen = f"{stop_reason(signal.SIGINT)} twice, before it was saved"
         status: dict[str, Any] = {"reason": seen}
-        if self._folder is not None and has_our_run(self._folder.path):
-            status = self._folder.settle(seen, None, code=ExitCode.INTERRUPTED)
+        if (run := self._begun) is not None:
+            status = run.settle(seen, None, code=ExitCode.INTERRUPTED)
         if status["reason"] == seen:  # else it had just ended by itself
             tell(seen)
         os._exit(ExitCode.INTERRUPTED)
@@ -135,6 +127,12 @@ class AgentSignals:
         shutil.rmtree(self._scratch, ignore_errors=True)
         code = self.settle()
         os._exit(int(self._status().get("exit_code") or 0) if code is None else code)
+
+    @property
+    def _begun(self) -> RunFolder | None:
+        """The run folder, once this launch has begun its run there."""
+        folder = self._folder
+        return folder if folder is not None and has_our_run(folder.path) else None
 
     def _status(self) -> dict[str, Any]:
         return {} if self._folder is None else self._folder.read_status()

@@ -151,48 +151,56 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
     if session is None:
         _fail_at_start(error, end, code)
     lift_limit(world.device)
-    folder, where = session.folder, session.where
-    if folder.claim_failure(error, rank=world.rank, phase=where, code=code):
-        reason = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-        detail: dict[str, Any] = {}
-        if out_of_memory:
-            detail = _memory_details(session.memory, where=where, step=session.step)
-            detail["requested_bytes"] = requested_bytes(error)
-            detail["snapshot"] = dump_snapshot(folder.path, world)
-            _say_out_of_memory(world, where, detail)
-        elif _is_timeout(error):
-            from launcher.run.hang import where_ranks_are
-
-            ranks = where_ranks_are(folder.path, world)
-            detail = {"ranks_of_this_node": ranks}
-            tell(f"rank {world.rank} waited longer than --collective-timeout-s allows, in {where}")
-            for rank, frame in ranks.items():
-                tell(f"rank {rank} was in {frame}")
-            traceback.print_exception(error)
-        elif isinstance(error, UserError | Failure):
-            reason = str(error)
-            tell(error)
-        elif isinstance(error, Interrupted):
-            reason = str(error)
-            tell(f"{reason} while in {where}")
-        else:
-            tell(f"rank {world.rank} failed while in {where}:")
-            traceback.print_exception(error)
-        status = Status(
-            state="oom" if out_of_memory else "failed",
-            phase=where,
-            reason=reason,
-            rank=world.rank,
-            exit_code=code,
-            detail=detail,
-        )
-        folder.write_status(status)
+    status = Status(
+        state="oom" if out_of_memory else "failed",
+        phase=session.where,
+        reason=_reason(error),
+        rank=world.rank,
+        exit_code=code,
+    )
+    if session.folder.claim_failure(status, error):
+        detail = _report(error, session, world)
+        session.folder.write_status(replace(status, detail=detail))
         if out_of_memory:  # the report is safe by now
             detail |= _suggest(session, world, end.load_forecast)
-            folder.write_status(replace(status, detail=detail, updated_unix_s=time.time()))
+            session.folder.write_status(replace(status, detail=detail, updated_unix_s=time.time()))
     with contextlib.suppress(Exception):  # the failure that is reported comes first
         session.close()
     leave(code, together=False)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, UserError | Failure | Interrupted):
+        return str(error)
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+def _report(error: BaseException, session: Session, world: World) -> dict[str, Any]:
+    """Print a failure; returns what `status.json` has of it besides."""
+    where = session.where
+    if is_out_of_memory(error):
+        detail = _memory_details(session.memory, where=where, step=session.step)
+        detail["requested_bytes"] = requested_bytes(error)
+        detail["snapshot"] = dump_snapshot(session.folder.path, world)
+        _say_out_of_memory(world, where, detail)
+        return detail
+    if _is_timeout(error):
+        from launcher.run.hang import where_ranks_are
+
+        ranks = where_ranks_are(session.folder.path, world)
+        tell(f"rank {world.rank} waited longer than --collective-timeout-s allows, in {where}")
+        for rank, frame in ranks.items():
+            tell(f"rank {rank} was in {frame}")
+        traceback.print_exception(error)
+        return {"ranks_of_this_node": ranks}
+    if isinstance(error, UserError | Failure):
+        tell(error)
+    elif isinstance(error, Interrupted):
+        tell(f"{error} while in {where}")
+    else:
+        tell(f"rank {world.rank} failed while in {where}:")
+        traceback.print_exception(error)
+    return {}
 
 
 def _is_timeout(error: BaseException) -> bool:
@@ -204,7 +212,7 @@ def _is_timeout(error: BaseException) -> bool:
 def _fail_at_start(error: BaseException, end: Ending, code: ExitCode) -> NoReturn:
     """End without a session: no other rank knows of this one yet."""
     if end.folder is not None and end.folder.is_ours:
-        reason = "".join(traceback.format_exception_only(error)).strip()
+        reason = _reason(error)
         end.folder.write_status(
             Status(state="failed", phase="start", reason=reason, exit_code=code)
         )

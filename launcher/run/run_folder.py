@@ -21,7 +21,7 @@ from launcher.checkpoint.store import candidates
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.data.files import HUB_PREFIX, TOKENIZER_FILE
-from launcher.measure.records import FailureReport, Status, Summary
+from launcher.measure.records import Status, Summary
 from launcher.strategies import variant_of
 from launcher.util.errors import ExitCode, Failure, UserError, tell
 from launcher.util.files import FolderLock, is_empty, replace_text, run_folder_of
@@ -132,23 +132,16 @@ class RunFolder:
             self.write_status(Status(state="completed", phase="end", exit_code=ExitCode.DONE))
         return failure
 
-    def claim_failure(self, error: BaseException, *, rank: int, phase: str, code: int) -> bool:
+    def claim_failure(self, status: Status, error: BaseException) -> bool:
         """Write `failure.json`; returns whether this rank is the one to report the failure.
 
         One rank's error makes the others fail in their collectives, so the first report counts, and
         only it returns True. Where nothing can be written, every rank reports on the console.
         """
-        report = FailureReport(
-            state="oom" if code == ExitCode.OUT_OF_MEMORY else "failed",
-            phase=phase,
-            reason="".join(traceback.format_exception_only(error)).strip(),
-            rank=rank,
-            exit_code=code,
-            traceback=traceback.format_exception(error),
-        )
+        report = dataclasses.asdict(status) | {"traceback": traceback.format_exception(error)}
         try:
             with self._failure.open("x") as file:
-                json.dump(dataclasses.asdict(report), file, indent=2)
+                json.dump(report, file, indent=2)
         except FileExistsError:
             return False
         except OSError:

@@ -96,11 +96,10 @@ class Saves:
         from launcher.run.provenance import differences, tokens_of
 
         with self._memory.apart("resume", "checkpoint"):
-            loaded = self._opened().load(resume.source, engine)
-            self._fill_base(loaded.checkpoint, engine)
-        for reason in loaded.passed_over:
+            checkpoint, passed_over = self._opened().load(resume.source, engine)
+            self._fill_base(checkpoint, engine)
+        for reason in passed_over:
             self._console.line(f"skipped damaged checkpoint: {reason}", "warning")
-        checkpoint = loaded.checkpoint
         self._dtype = dtype_of_base(checkpoint)
         self._hidden_window = checkpoint.extra.get("hidden_window")
         self._resumed_step, self._resumed_tokens = checkpoint.step, tokens_of(checkpoint)

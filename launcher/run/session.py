@@ -63,8 +63,7 @@ class Session:
         )
         self.clock = PhaseClock(world.device)
         loop, measure = self._config.loop, self._config.measure
-        traced = measure.memory_trace
-        self.memory = memory_meter(world.device, trace=traced, history=traced)
+        self.memory = memory_meter(world.device, trace=measure.memory_trace)
         self.record = run_record(prepared, world, self.folder.path.name)
         self.agreement = Agreement(
             world,

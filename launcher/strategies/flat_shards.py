@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor
 
 from launcher.optim.entry import MOMENTS
-from launcher.strategies.places import Places
+from launcher.parallel.places import Places
 
 if TYPE_CHECKING:
     from launcher.optim.low_precision import LowPrecisionAdamW
@@ -42,6 +42,12 @@ class Shard:
     """Elements that follow each other before a gap, a divisor of all; None: all of them do."""
     pitch: int | None = None
     """Elements from the beginning of one run to that of the next; None where `run` is."""
+
+    @classmethod
+    def at(cls, places: Places, *, name: str, kind: str, data: Tensor) -> Self:
+        """Return the shard whose elements have these places."""
+        gaps = {} if places.contiguous else {"run": places.run, "pitch": places.pitch}
+        return cls(name=name, kind=kind, start=places.start, data=data, **gaps)
 
     @property
     def places(self) -> Places:

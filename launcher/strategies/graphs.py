@@ -35,7 +35,7 @@ class GraphEngine(NativeEngine):
         super().__init__(*arguments, **options)
         self._steps, self._fits = 0, True
         self._recorded: _Recording | None = None
-        self._update: _Update | None = None
+        self._update: torch.cuda.CUDAGraph | None = None
         # AdamW is a subclass of Adam; our optimizers in low precision are not, and run eagerly.
         self._records_update = isinstance(self._optimizer, torch.optim.Adam) and all(
             group["fused"] for group in self._optimizer.param_groups
@@ -46,7 +46,7 @@ class GraphEngine(NativeEngine):
         if self._update is None:
             super().begin_step(lr)
         else:
-            self._update.lr.fill_(lr)
+            self._lr.fill_(lr)
 
     def forward(
         self, tokens: Tensor, targets: Tensor, starts: Tensor | None = None, *, last: bool
@@ -68,8 +68,25 @@ class GraphEngine(NativeEngine):
         if self._recorded is None or not self._records_update:
             return super().step()
         if self._update is None:
-            self._update = _Update(super().step, self._optimizer, self._device)
-        return self._update.replay()
+            self._update = self._record_update()
+        self._update.replay()
+        norm, applied = self._result
+        assert isinstance(norm, Tensor)
+        assert isinstance(applied, Tensor)
+        # They are read later, and the next replay writes over them.
+        return norm.clone(), applied.clone()
+
+    def _record_update(self) -> torch.cuda.CUDAGraph:
+        """Record clipping and the update, which read the learning rate from the device."""
+        groups = self._optimizer.param_groups
+        self._lr = torch.tensor(groups[0]["lr"], device=self._device)
+        for group in groups:
+            # A float would be captured as a constant; torch's Adam is captured only if capturable.
+            group["lr"], group["capturable"] = self._lr, True
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, **_MODE):
+            self._result = super().step()
+        return graph
 
     def _drop_gradients(self) -> None:
         if self._recorded is None:
@@ -127,35 +144,3 @@ class _Recording:
         (factor,) = torch.autograd.grad(loss, self._leaf)
         self._gradient.copy_(factor)
         self._backward.replay()
-
-
-class _Update:
-    """The graph of an update, which reads its learning rate from the device.
-
-    Args:
-        step: clips and updates.
-        optimizer: Adam or AdamW, fused.
-    """
-
-    def __init__(
-        self,
-        step: Callable[[], StepResult],
-        optimizer: torch.optim.Optimizer,
-        device: torch.device,
-    ) -> None:
-        groups = optimizer.param_groups
-        self.lr = torch.tensor(groups[0]["lr"], device=device)
-        for group in groups:
-            # A float would be captured as a constant; torch's Adam is captured only if capturable.
-            group["lr"], group["capturable"] = self.lr, True
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, **_MODE):
-            self._result = step()
-
-    def replay(self) -> StepResult:
-        self._graph.replay()
-        norm, applied = self._result
-        assert isinstance(norm, Tensor)
-        assert isinstance(applied, Tensor)
-        # They are read later, and the next replay writes over them.
-        return norm.clone(), applied.clone()

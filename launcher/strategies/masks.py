@@ -151,11 +151,6 @@ def pack(mask: Tensor) -> Tensor:
     return (padded * _powers(mask.device)).sum(dim=1, dtype=torch.uint8)
 
 
-def unpack(bits: Tensor, numel: int, *, skip: int = 0) -> Tensor:
-    """bits, uint8 -> bool [numel], without the first `skip` of them."""
-    return ~_is_zero(bits, numel, skip)
-
-
 def zero(values: Tensor, bits: Tensor, *, skip: int) -> None:
     """Set to 0 the values, flat, whose bit is 0; bit number `skip` of all is the first one's.
 

@@ -31,9 +31,6 @@ class Gradients:
 
     def clip(self, limit: float) -> Tensor:
         """Scale gradients down to a norm of `limit`; return their norm before."""
-        if self._model_parallel is None:
-            norm = nn.utils.clip_grad_norm_(self._parameters, limit)
-            return _full(norm)
         norm = self.norm()
         nn.utils.clip_grads_with_norm_(self._parameters, limit, norm)
         return norm

@@ -4,7 +4,7 @@ hold tensor-parallel shards of a model."""
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -82,20 +82,17 @@ class NativeState:
 
     def saved(self) -> Iterator[Shard]:
         """Yield an even part of each range per rank that holds a copy of it."""
-        for part, copy, copies in self._held(filled=False):
-            begin, end = even_part(part.data.numel(), copy, copies)
-            yield from part.shards(begin, end)
+        yield from self._shards(filled=False)
 
     def loaded(self) -> Iterator[Shard]:
         """Yield all ranges that this rank holds."""
-        for part, _, _ in self._held(filled=True):
-            yield from part.shards(0, part.data.numel())
+        yield from self._shards(filled=True)
 
     def frozen(self) -> Iterator[Shard]:
         """Yield the local ranges of frozen parameters."""
         for name, parameter in self._frozen.items():
             data, cut, _, _ = _local_part(parameter, self._copies)
-            yield from _Part(name, PARAM, data, cut).shards(0, data.numel())
+            yield from _placed(name, PARAM, data, cut)
 
     def updated(self) -> Updated:
         """Return the parameters themselves."""
@@ -103,7 +100,7 @@ class NativeState:
         for name, parameter in self._parameters.items():
             data, cut, _, _ = _local_part(parameter, self._copies)
             if cut.columns is None:  # of experts, which have no masks
-                start = sum(span.start for span in cut.ranges(0, data.numel()))
+                start = sum(places.start for _, places in cut.ranges(0, data.numel()))
                 held = UpdatedRange(name=name, start=start, numel=data.numel(), tensor=parameter)
                 ranges.append(held)
         return self._optimizer, ranges
@@ -117,9 +114,9 @@ class NativeState:
         for parameter in self._parameters.values():
             set_counters(self._optimizer.state[parameter], counters)
 
-    def _held(self, *, filled: bool) -> Iterator[tuple["_Part", int, int]]:
-        """Yield (part, which copy of it this rank holds, how many copies there are); `filled`: the
-        parts are filled with other values before the next one is asked for."""
+    def _shards(self, *, filled: bool) -> Iterator[Shard]:
+        """Yield this rank's share of what it holds. `filled`: yield all of it, to be filled with
+        other values before the next one is asked for."""
         for name, parameter in self._parameters.items():
             for kind in (PARAM, *self._kinds[name]):
                 tensor, pieces = parameter, None
@@ -129,7 +126,10 @@ class NativeState:
                     tensor = state_of(self._optimizer, parameter, kind)
                 whole, cut, copy, copies = _local_part(tensor, self._copies)
                 for first, data in pieces or [(0, whole)]:
-                    yield _Part(name, kind, data, cut, first), copy, copies
+                    begin, end = 0, data.numel()
+                    if not filled:
+                        begin, end = even_part(end, copy, copies)
+                    yield from _placed(name, kind, data[begin:end], cut, first + begin)
 
     def _shapes_of(self, kind: str) -> dict[str, tuple[int, ...]]:
         return {
@@ -141,27 +141,13 @@ class NativeState:
         }
 
 
-class _Part(NamedTuple):
-    """Elements from `first` on of what a rank holds of a tensor, flattened."""
-
-    name: str
-    kind: str
-    data: Tensor
-    cut: ParameterShard
-    first: int = 0
-
-    def shards(self, begin: int, end: int) -> Iterator[Shard]:
-        """Yield the elements [begin, end) of `data`, where they lie in the whole tensor."""
-        for span in self.cut.ranges(self.first + begin, self.first + end):
-            offset = span.offset - self.first
-            yield Shard(
-                name=self.name,
-                kind=self.kind,
-                start=span.start,
-                data=self.data[offset : offset + span.numel],
-                run=span.run,
-                pitch=span.pitch,
-            )
+def _placed(
+    name: str, kind: str, data: Tensor, cut: ParameterShard, first: int = 0
+) -> Iterator[Shard]:
+    """Yield `data`, a rank's elements from `first` on, where they lie in the whole tensor."""
+    for number, places in cut.ranges(first, first + data.numel()):
+        own = data[number - first :][: places.numel]
+        yield Shard.at(places, name=name, kind=kind, data=own)
 
 
 def _ranks() -> tuple[int, int]:
@@ -231,8 +217,8 @@ class ModelShardState:
         return iter(())
 
     def _placed(self, shard: Shard) -> Iterator[Shard]:
-        part = _Part(shard.name, shard.kind, shard.data, self.shards.of[shard.name], shard.start)
-        return part.shards(0, shard.data.numel())
+        cut = self.shards.of[shard.name]
+        return _placed(shard.name, shard.kind, shard.data, cut, shard.start)
 
 
 def _runs(shards: Iterable[Shard]) -> Iterator[Shard]:

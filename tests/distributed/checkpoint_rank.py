@@ -21,6 +21,7 @@ from checkpoint_cases import AFTER, BEFORE, BY_NAME, PAIRS, Case
 from rank_loop import Work, rank_of_group, release, report, steps
 
 from launcher.checkpoint import Checkpointer
+from launcher.checkpoint.rng import generator_states
 from launcher.parallel.world import World, ranks_from_environment
 from launcher.run.prepare import Prepared, prepare
 from launcher.strategies.engine import Engine
@@ -66,12 +67,15 @@ def load(case: Case, text: str, folder: str, world: World) -> None:
     with built(case, text, world) as (prepared, engine):
 
         def go_on(saver: Case) -> dict[str, Any]:
-            loaded = Checkpointer(Path(folder) / "unused").load(Path(folder) / saver.name, engine)
-            assert loaded.passed_over == ()
-            first = loaded.checkpoint.step + 1
+            checkpointer = Checkpointer(Path(folder) / "unused")
+            loaded, passed_over = checkpointer.load(Path(folder) / saver.name, engine)
+            assert passed_over == []
+            # compared now: the steps that follow draw from them
+            restored = generator_states() in loaded.rng[world.rank : world.rank + 1]
+            first = loaded.step + 1
             return {
                 "after": figures(prepared, world, engine, range(first, first + AFTER)),
-                "rng_restored": loaded.rng_restored,
+                "rng_restored": restored,
             }
 
         savers = [saver for saver, loader in PAIRS if loader == case]

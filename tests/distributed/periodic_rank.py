@@ -64,8 +64,7 @@ def run(variant: Variant, text: str, folder: Path, world: World) -> dict[str, An
     resumed = {}
     for schedule in variant.schedules:
         for path in CheckpointFolder(folder / schedule / "checkpoints").list():
-            loaded = Checkpointer(folder / "unused").load(path, engine)
-            checkpoint = loaded.checkpoint
+            checkpoint, _ = Checkpointer(folder / "unused").load(path, engine)
             if (scale := checkpoint.extra["loss_scale"]) is not None:
                 engine.set_loss_scale(scale)
             numbers = range(checkpoint.step + 1, min(checkpoint.step + 2, UNDISTURBED) + 1)

@@ -34,7 +34,7 @@ def test_the_checkpoint_before_is_intact(name: str, tmp_path: Path) -> None:
         clip=0.0,
         device=torch.device("cpu"),
     )
-    loaded = Checkpointer(tmp_path / name).load(tmp_path / name, engine)
-    assert loaded.checkpoint.step == BEFORE
-    assert loaded.checkpoint.world_size == 2
-    assert loaded.passed_over == ()
+    loaded, passed_over = Checkpointer(tmp_path / name).load(tmp_path / name, engine)
+    assert loaded.step == BEFORE
+    assert loaded.world_size == 2
+    assert passed_over == []

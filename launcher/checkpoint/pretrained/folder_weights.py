@@ -15,9 +15,9 @@ from launcher.checkpoint.extra import Base
 from launcher.checkpoint.index import CHUNK_ELEMENTS
 from launcher.checkpoint.pretrained.weight_files import WeightFiles
 from launcher.model.config import ModelConfig
+from launcher.parallel.places import Places
 from launcher.strategies.flat_shards import Shard
 from launcher.strategies.parameters import parameter_shapes
-from launcher.strategies.places import Places
 from launcher.util.errors import UserError
 from launcher.util.processes import usable_cores
 
@@ -106,6 +106,19 @@ class FolderWeights(Stored, contextlib.ExitStack):
     @abstractmethod
     def _match(self) -> None:
         """Find the stored tensors of each parameter, and check that none is left over."""
+
+
+def check_tied(folder: Path, named: tuple[str, str], here: Tensor, there: Tensor) -> None:
+    """Check that two tensors in a folder, of these names, are the one that config.json says.
+
+    Raises:
+        UserError: they differ.
+    """
+    if not torch.equal(here, there):
+        raise UserError(
+            f"{folder}: {named[0]} differs from {named[1]}, but config.json says that they are "
+            'tied; set "tie_word_embeddings": false there'
+        )
 
 
 def _digest_of(path: Path) -> bytes:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from launcher.checkpoint.pretrained.companions import read_generation_config
-from launcher.checkpoint.pretrained.folder_weights import FolderWeights, finite
+from launcher.checkpoint.pretrained.folder_weights import FolderWeights, check_tied, finite
+from launcher.checkpoint.pretrained.weight_files import of_another_config
 from launcher.model.foreign.config import ForeignConfig
-from launcher.util.errors import UserError
 
 
 class ForeignWeights(FolderWeights):
@@ -59,37 +58,27 @@ class ForeignWeights(FolderWeights):
             try:
                 made = conversion.make(self._causal, self._weights.without_values)
             except (RuntimeError, ValueError, IndexError):  # of torch, by their shapes
-                raise UserError(
-                    f"{self.folder}: {stored} and its like do not make {conversion.target}; give "
-                    "the config.json that belongs to these weights"
-                ) from None
+                what = f"{stored} and its like do not make {conversion.target}"
+                raise of_another_config(self.folder, what) from None
             for name, tensor in made.items():
                 self._place(name, number, stored, tuple(tensor.shape))
         missing = [name for name in self.shapes if name not in self._places]
         if missing:
-            raise UserError(
-                f"{self.folder}: has no tensor {missing[0].partition('.')[2]}, which its "
-                "config.json asks for; give the config.json that belongs to these weights"
-            )
+            lost = missing[0].partition(".")[2]
+            what = f"has no tensor {lost}, which its config.json asks for"
+            raise of_another_config(self.folder, what)
         if left:
-            raise UserError(
-                f"{self.folder}: {left[0]} belongs to no {self._causal.__class__.__name__} of its "
-                "config.json; give the config.json that belongs to these weights"
-            )
+            what = f"{left[0]} belongs to no {type(self._causal).__name__} of its config.json"
+            raise of_another_config(self.folder, what)
 
     def _place(self, name: str, number: int, stored: str, shape: tuple[int, ...]) -> None:
         """Note where a parameter is made; a tied one may be stored under two names."""
         ours = self._ours[name]
         if shape != self.shapes[ours]:
-            raise UserError(
-                f"{self.folder}: {stored} makes {name} {list(shape)}, but config.json makes it "
-                f"{list(self.shapes[ours])}; give the config.json that belongs to these weights"
-            )
+            wanted = list(self.shapes[ours])
+            what = f"{stored} makes {name} {list(shape)}, but config.json makes it {wanted}"
+            raise of_another_config(self.folder, what)
         other = self._places.setdefault(ours, (name, number))
         if other != (name, number):
             here, there = self._make(number)[name], self._make(other[1])[other[0]]
-            if not torch.equal(here, there):
-                raise UserError(
-                    f"{self.folder}: {stored} differs from {other[0]}, but config.json says that "
-                    'they are tied; set "tie_word_embeddings": false there'
-                )
+            check_tied(self.folder, (stored, other[0]), here, there)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from launcher.checkpoint.pretrained.companions import read_generation_config
-from launcher.checkpoint.pretrained.folder_weights import FolderWeights, finite
+from launcher.checkpoint.pretrained.folder_weights import FolderWeights, check_tied, finite
+from launcher.checkpoint.pretrained.weight_files import of_another_config
 from launcher.config.families import Family, Part, family_of
 from launcher.util.errors import UserError
 from launcher.util.json_file import read_json
@@ -82,10 +83,8 @@ class TransformersWeights(FolderWeights):
         for part in (part for parts in self._parts.values() for part in parts):
             name = stored.pop(part.theirs.removeprefix(prefix), None)
             if name is None:
-                raise UserError(
-                    f"{self.folder}: has no tensor {part.theirs}, which its config.json asks for; "
-                    "give the config.json that belongs to these weights"
-                )
+                what = f"has no tensor {part.theirs}, which its config.json asks for"
+                raise of_another_config(self.folder, what)
             self._weights.check(name, part.their_shape)
             found[part.theirs] = name
         self._check_tied(stored, found)
@@ -99,11 +98,8 @@ class TransformersWeights(FolderWeights):
         if head is None:
             return
         embedding = found[self._parts[_EMBEDDING][0].theirs]
-        if not torch.equal(self._weights.read(head), self._weights.read(embedding)):
-            raise UserError(
-                f"{self.folder}: {head} differs from {embedding}, but config.json says that they "
-                'are tied; set "tie_word_embeddings": false there'
-            )
+        read = self._weights.read
+        check_tied(self.folder, (head, embedding), read(head), read(embedding))
 
     def _check_left_over(self, stored: dict[str, str]) -> None:
         left = {k: name for k, name in stored.items() if not re.fullmatch(self.family.buffers, k)}
@@ -113,10 +109,8 @@ class TransformersWeights(FolderWeights):
         blocks = [int(match[1]) for name in left if (match := re.match(block, name))]
         if blocks and max(blocks) >= self.config.layers:
             key = next(field.theirs for field in self.family.fields if field.ours == "layers")
-            raise UserError(
-                f"{self.folder}: the weights have {max(blocks) + 1} blocks, and config.json says "
-                f"{key} {self.config.layers}; give the config.json that belongs to these weights"
-            )
+            count = f"{max(blocks) + 1} blocks, and config.json says {key} {self.config.layers}"
+            raise of_another_config(self.folder, f"the weights have {count}")
         if left:
             raise UserError(
                 f"{self.folder}: {next(iter(left.values()))} belongs to no "

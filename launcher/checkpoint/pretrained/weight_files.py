@@ -178,10 +178,8 @@ class WeightFiles(contextlib.ExitStack):
         """
         found = list(self.without_values(name).shape)
         if found != list(shape):
-            raise UserError(
-                f"{self._files[name][0]}: {name} is {found}, but config.json makes it "
-                f"{list(shape)}; give the config.json that belongs to these weights"
-            )
+            what = f"{name} is {found}, but config.json makes it {list(shape)}"
+            raise of_another_config(self._files[name][0], what)
 
     def without_values(self, name: str) -> Tensor:
         """Return a tensor's shape, as one on the meta device.
@@ -202,6 +200,11 @@ class WeightFiles(contextlib.ExitStack):
         """Return a tensor in its stored type."""
         tensor: Tensor = self._files[name][1].get_tensor(name)
         return tensor
+
+
+def of_another_config(where: Path, what: str) -> UserError:
+    """Return the refusal of weights that are not those of the config.json beside them."""
+    return UserError(f"{where}: {what}; give the config.json that belongs to these weights")
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -160,38 +160,25 @@ def _attend_backward(
         dq, dk, dv = on_cpu(grad, q, k, v, out, lse, 0.0, causal)
         return dq, dk, dv
     if q.dtype == torch.float32:
-        return _efficient_backward(grad, q, k, v, out, lse, causal)
+        kv_heads = k.size(1)
+        k, v = _for_each_query(q, k, v)  # the kernel takes no grouped queries
+        # Queries that fill the last 32 have no weight; the output is read as dense [B, t, H, e].
+        lse = F.pad(lse, (0, -lse.size(2) % 32), value=float("inf"))
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        unused = torch.zeros((), dtype=torch.int64)  # random state, for dropout
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            *(grad, q, k, v, None, out, lse, unused, unused),
+            *(0.0, [True, True, True, False], causal),
+        )
+        if q.size(1) > kv_heads:
+            dk, dv = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in (dk, dv))
+        return dq, dk, dv
     # The kernel reads the log-sum-exp without strides. Random state is for dropout.
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         *(grad, q, k, v, out, lse.contiguous()),
         *(None, None, q.size(2), k.size(2), 0.0, causal),
         *(q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)),
     )
-    return dq, dk, dv
-
-
-def _efficient_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the kernel for fp32 on GPUs, which takes no grouped queries."""
-    kv_heads = k.size(1)
-    k, v = _for_each_query(q, k, v)
-    # Queries that fill the last 32 have no weight; the output is read as dense [B, t, H, e].
-    lse = F.pad(lse, (0, -lse.size(2) % 32), value=float("inf"))
-    out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    unused = torch.zeros((), dtype=torch.int64)  # random state, for dropout
-    dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        *(grad, q, k, v, None, out, lse, unused, unused),
-        *(0.0, [True, True, True, False], causal),
-    )
-    if q.size(1) > kv_heads:
-        dk, dv = (x.unflatten(1, (kv_heads, -1)).sum(2) for x in (dk, dv))
     return dq, dk, dv
 
 

@@ -4,13 +4,14 @@ Between two all-to-alls each rank has all tokens of some heads, so that any kern
 windows and masks (DeepSpeed-Ulysses, arXiv:2309.14509).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from launcher.model.attention.kernel import AttentionFunction, Prepare
-from launcher.parallel.groups import ContextGroup
+from launcher.parallel.groups import ContextGroup, exchanged
 
 
 def ulysses(kernel: AttentionFunction, context_group: ContextGroup) -> AttentionFunction:
@@ -51,39 +52,22 @@ def full_mask(prepare: Prepare, context_group: ContextGroup) -> Prepare:
 
 def to_heads(x: Tensor, context_group: ContextGroup) -> Tensor:
     """Exchange tokens for heads: [B, H, T/ranks, e] -> [B, H/ranks, T, e]."""
-    exchanged: Tensor = _Exchange.apply(x, context_group, True)
-    return exchanged
+    return exchanged(x, partial(_to_heads, context_group), partial(_to_tokens, context_group))
 
 
 def to_tokens(x: Tensor, context_group: ContextGroup) -> Tensor:
     """Exchange heads for tokens: [B, H/ranks, T, e] -> [B, H, T/ranks, e]."""
-    exchanged: Tensor = _Exchange.apply(x, context_group, False)
-    return exchanged
+    return exchanged(x, partial(_to_tokens, context_group), partial(_to_heads, context_group))
 
 
-class _Exchange(torch.autograd.Function):
-    """[B, H, T/ranks, e] -> [B, H/ranks, T, e] (to heads) or back, and the other way round for
-    gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, context_group: ContextGroup, to_heads: bool) -> Tensor:
-        ctx.context_group, ctx.to_heads = context_group, to_heads
-        return (_to_heads if to_heads else _to_tokens)(x, context_group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        back = _to_tokens if ctx.to_heads else _to_heads
-        return back(gradient, ctx.context_group), None, None
-
-
-def _to_heads(x: Tensor, context_group: ContextGroup) -> Tensor:
+def _to_heads(context_group: ContextGroup, x: Tensor) -> Tensor:
     # Tokens come first on the way, so that what arrives from the ranks in order is in order.
     # [ranks, T/ranks, B, H/ranks, e], by the rank whose heads they are.
     chunks = x.unflatten(1, (context_group.rank.size, -1)).permute(1, 3, 0, 2, 4).contiguous()
     return context_group.all_to_all(chunks).flatten(0, 1).permute(1, 2, 0, 3)
 
 
-def _to_tokens(x: Tensor, context_group: ContextGroup) -> Tensor:
+def _to_tokens(context_group: ContextGroup, x: Tensor) -> Tensor:
     # [ranks, T/ranks, B, H/ranks, e], by the rank whose tokens they are.
     chunks = x.permute(2, 0, 1, 3).unflatten(0, (context_group.rank.size, -1)).contiguous()
     # As one heads wide row per token, which is how the next projection reads it.

@@ -7,9 +7,8 @@ f and g (arXiv:1909.08053) are around its Linears, without sequence parallelism.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,15 +21,14 @@ from launcher.model.foreign.conversion import PREFIX
 from launcher.model.foreign.decoder import ForeignDecoder, skeleton
 from launcher.model.foreign.head import ForeignHead
 from launcher.model.foreign.matrices import (
-    COLUMN,
+    BY_ROWS,
     EXPERTS,
     GATHERED,
-    ROW,
     SPLIT,
     SUMMED,
     matrix_styles,
 )
-from launcher.parallel.groups import TensorGroup
+from launcher.parallel.groups import TensorGroup, exchanged, unchanged
 from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.tensor.layers import replicated
 from launcher.parallel.tensor.loss import vocab_parallel_loss
@@ -46,8 +44,12 @@ class LocalMatrixDecoder(ForeignDecoder):
         for name, style in matrix_styles(config).items():
             if style == EXPERTS:
                 _sum_experts(self.causal.get_submodule(name), tensor_group)
-            elif (module := modules.get(name)) is not None:  # else a parameter of experts
-                self.causal.set_submodule(name, _MODULES[style](module, shared))
+            elif (module := modules.get(name)) is None:  # a parameter of experts
+                continue
+            elif style == SUMMED:
+                self.causal.set_submodule(name, _SummedGradient(module, tensor_group))
+            else:
+                self.causal.set_submodule(name, _Matrix(module, shared, style))
         first, end = bounds(config.vocab_size, tensor_group.rank)
         _look_up_rows(self.causal.get_input_embeddings(), first, end, tensor_group)
         head = self.causal.get_output_embeddings()
@@ -91,7 +93,7 @@ class _SharedInput:
     def take(self, x: Tensor) -> Tensor:
         """Return x, with one gradient for all who take it."""
         if self._taken is None or self._seen is not x:
-            self._seen, self._taken = x, _Copied.apply(x, self.tensor_group)
+            self._seen, self._taken = x, _copied(x, self.tensor_group)
         return self._taken
 
     def drop(self) -> None:
@@ -99,56 +101,39 @@ class _SharedInput:
         self._seen = self._taken = None
 
 
-class _Linear(nn.Module):
-    """Parameters of a Linear, under their names."""
+class _Matrix(nn.Module):
+    """A Linear over a shard of its matrix, with the parameters of the whole one under their names.
 
-    def __init__(self, linear: nn.Linear, shared: _SharedInput) -> None:
+    With rows of it, [..., in] -> [..., out / ranks], or all of `out` if `GATHERED`. With columns,
+    [..., in / ranks] -> [..., out], or from all of `in` if `SPLIT`; the bias is added once.
+    """
+
+    def __init__(self, linear: nn.Linear, shared: _SharedInput, style: str) -> None:
         super().__init__()
         self.weight = linear.weight
         self.bias: Tensor | None = linear.bias
-        self.shared, self.tensor_group = shared, shared.tensor_group
-
-
-class _Column(_Linear):
-    """[..., in] -> [..., out / ranks]."""
+        self.shared, self.tensor_group, self.style = shared, shared.tensor_group, style
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.shared.take(x), self.weight, self.bias)
-
-
-class _Row(_Linear):
-    """[..., in / ranks] -> [..., out], to which the bias is added once."""
-
-    def forward(self, x: Tensor) -> Tensor:
+        if self.style in BY_ROWS:
+            y = F.linear(self.shared.take(x), self.weight, self.bias)
+            return _gathered(y, self.tensor_group) if self.style == GATHERED else y
         self.shared.drop()
-        y: Tensor = _Summed.apply(F.linear(x, self.weight), self.tensor_group, True)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-
-class _GatheredColumn(_Column):
-    """[..., in] -> [..., out]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Gathered.apply(super().forward(x), self.tensor_group)
-        return y
-
-
-class _SplitRow(_Row):
-    """[..., in] -> [..., out], each rank from some of the inputs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(_Split.apply(x, self.tensor_group))
+        if self.style == SPLIT:
+            x = _split(x, self.tensor_group)
+        summed: Tensor = _Summed.apply(F.linear(x, self.weight), self.tensor_group, True)
+        return summed if self.bias is None else summed + self.bias.to(summed.dtype)
 
 
 class _SummedGradient(nn.Module):
     """A module between column-wise and row-wise matrices, with parameters that are whole."""
 
-    def __init__(self, module: nn.Module, shared: _SharedInput) -> None:
+    def __init__(self, module: nn.Module, tensor_group: TensorGroup) -> None:
         super().__init__()
         for name, parameter in module.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         self._computing = (module,)  # no submodule, whose parameters would have other names
-        self.tensor_group = shared.tensor_group
+        self.tensor_group = tensor_group
 
     def forward(self, x: Tensor) -> Tensor:
         whole = {
@@ -160,21 +145,12 @@ class _SummedGradient(nn.Module):
         return y
 
 
-_MODULES: Final[dict[str, Callable[[Any, _SharedInput], nn.Module]]] = {
-    COLUMN: _Column,
-    ROW: _Row,
-    GATHERED: _GatheredColumn,
-    SPLIT: _SplitRow,
-    SUMMED: _SummedGradient,
-}
-
-
 def _sum_experts(experts: Any, tensor_group: TensorGroup) -> None:
     """Have experts sum up what each rank computes of all of them."""
     compute = experts.forward
 
     def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        hidden, weights = (_Copied.apply(x, tensor_group) for x in (hidden_states, top_k_weights))
+        hidden, weights = (_copied(x, tensor_group) for x in (hidden_states, top_k_weights))
         y: Tensor = _Summed.apply(compute(hidden, top_k_index, weights), tensor_group, False)
         return y
 
@@ -223,18 +199,10 @@ class _VocabParallelHead(ForeignHead):
         )
 
 
-class _Copied(torch.autograd.Function):
-    """x, whose gradient is the sum over the ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
-        ctx.tensor_group = tensor_group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # In place: products of Linears have just made it.
-        return ctx.tensor_group.all_reduce(grad.contiguous()), None
+def _copied(x: Tensor, tensor_group: TensorGroup) -> Tensor:
+    """Return x, whose gradient is the sum over the ranks."""
+    # In place: products of Linears have just made it.
+    return exchanged(x, unchanged, lambda grad: tensor_group.all_reduce(grad.contiguous()))
 
 
 class _Summed(torch.autograd.Function):
@@ -255,33 +223,24 @@ class _Summed(torch.autograd.Function):
         return grad, None, None
 
 
-class _Gathered(torch.autograd.Function):
-    """Columns of all ranks, [..., n] -> [..., ranks * n]; each has the whole gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
-        ctx.rank = tensor_group.rank
-        return _all_columns(x, tensor_group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.chunk(ctx.rank.size, -1)[ctx.rank.index], None
+def _gathered(x: Tensor, tensor_group: TensorGroup) -> Tensor:
+    """[..., n] -> the columns of all ranks, [..., ranks * n]; each rank has the whole gradient."""
+    return exchanged(x, partial(_all_columns, tensor_group), partial(_own_columns, tensor_group))
 
 
-class _Split(torch.autograd.Function):
-    """This rank's columns, [..., ranks * n] -> [..., n]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
-        ctx.tensor_group, rank = tensor_group, tensor_group.rank
-        return x.chunk(rank.size, -1)[rank.index].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _all_columns(grad, ctx.tensor_group), None
+def _split(x: Tensor, tensor_group: TensorGroup) -> Tensor:
+    """[..., ranks * n] -> this rank's columns, [..., n]."""
+    return exchanged(
+        x,
+        lambda whole: _own_columns(tensor_group, whole).contiguous(),
+        partial(_all_columns, tensor_group),
+    )
 
 
-def _all_columns(x: Tensor, tensor_group: TensorGroup) -> Tensor:
-    """x [..., n] -> [..., ranks * n]."""
+def _own_columns(tensor_group: TensorGroup, x: Tensor) -> Tensor:
+    return x.chunk(tensor_group.rank.size, -1)[tensor_group.rank.index]
+
+
+def _all_columns(tensor_group: TensorGroup, x: Tensor) -> Tensor:
     of_ranks = tensor_group.all_gather(x[None].contiguous())
     return of_ranks.movedim(0, -2).flatten(-2)

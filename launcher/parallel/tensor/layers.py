@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from launcher.model.derived import as_one
 from launcher.model.layers import normalized
 from launcher.model.loss import compute_dtype
-from launcher.parallel.groups import TensorGroup
+from launcher.parallel.groups import TensorGroup, exchanged, unchanged
 
 
 class ColumnParallelLinear(nn.Module):
@@ -83,7 +83,7 @@ class RowParallelLinear(nn.Module):
         """x [ranks * r, in / ranks] -> [r, out]."""
         rows: Tensor
         if self.last:
-            rows = _ReduceScatter.apply(F.linear(x, self.weight), self.tensor_group)
+            rows = reduce_scattered(F.linear(x, self.weight), self.tensor_group)
         else:
             rows = _RowParallelLinear.apply(x, self.weight, self.tensor_group)
         if self.bias is None:
@@ -122,7 +122,7 @@ class ScatteredDropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows follow each other as in [B*T, d]."""
-        return super().forward(_ReduceScatter.apply(x.flatten(0, 1), self.tensor_group)[None])
+        return super().forward(reduce_scattered(x.flatten(0, 1), self.tensor_group)[None])
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -160,31 +160,16 @@ class SequenceParallelNorm(nn.Module):
 
 def replicated(parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
     """Return a replicated parameter, whose gradient is the sum over the ranks."""
-    same: Tensor = _Replicated.apply(parameter, tensor_group)
-    return same
 
-
-class _Replicated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, tensor_group: TensorGroup) -> Tensor:
-        ctx.tensor_group = tensor_group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def summed(grad: Tensor) -> Tensor:
         # In fp32, and not in autograd's own tensor, which others may read.
-        total = ctx.tensor_group.all_reduce(grad.to(torch.float32, copy=True))
-        return total.to(grad.dtype), None
+        return tensor_group.all_reduce(grad.to(torch.float32, copy=True)).to(grad.dtype)
+
+    return exchanged(parameter, unchanged, summed)
 
 
-class _ReduceScatter(torch.autograd.Function):
+def reduce_scattered(x: Tensor, tensor_group: TensorGroup) -> Tensor:
     """[ranks * r, d], a summand on each rank -> its rows [r, d] of the sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor_group: TensorGroup) -> Tensor:
-        ctx.tensor_group = tensor_group
-        return tensor_group.reduce_scatter(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.tensor_group.all_gather(grad.contiguous()), None
+    return exchanged(
+        x, tensor_group.reduce_scatter, lambda grad: tensor_group.all_gather(grad.contiguous())
+    )

@@ -1,10 +1,8 @@
 """Tensor-parallel shards of parameters: ranges of rows or of columns."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,20 +11,10 @@ from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.parts import block_of, projection_of, projections
 from launcher.parallel.mesh import ModelParallelRank, TensorRank
+from launcher.parallel.places import Places
 from launcher.util.sizes import even_part
 
 Bounds = tuple[int, int]
-
-
-class ShardRange(NamedTuple):
-    """Elements [offset, offset + numel) of a flattened shard lie in the flattened parameter from
-    `start` on: in runs of `run` elements, one every `pitch`; None for one run."""
-
-    offset: int
-    numel: int
-    start: int
-    run: int | None = None
-    pitch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +54,25 @@ class ParameterShard:
         below = value.flatten(0, max(0, value.ndim - 2))
         return torch.cat([below[begin:end] for begin, end in self.rows]).view(self.shape)
 
-    def ranges(self, first: int, last: int) -> Iterator[ShardRange]:
-        """Place elements [first, last) of the flattened shard in the flattened parameter."""
+    def ranges(self, first: int, last: int) -> Iterator[tuple[int, Places]]:
+        """Yield (first element, places in the flattened parameter) of the ranges that elements
+        [first, last) of the flattened shard consist of."""
         if self.columns is not None:
-            yield from self._column_ranges(first, last)
+            pitch, (left, right) = self.full_shape[-1], self.columns
+            numel, run = math.prod(self.shape), right - left
+            yield from Places.of(left, numel, run, pitch).pieces(first, last)
             return
         if self.replicated:
             if first < last:
-                yield ShardRange(first, last - first, first)
+                yield first, Places.of(first, last - first, None, None)
             return
         width, offset = math.prod(self.full_shape[1:][-1:]), 0
         for begin, end in self.rows:
             numel = (end - begin) * width
             low, high = max(first, offset), min(last, offset + numel)
             if low < high:
-                yield ShardRange(low, high - low, begin * width + low - offset)
+                yield low, Places.of(begin * width + low - offset, high - low, None, None)
             offset += numel
-
-    def _column_ranges(self, first: int, last: int) -> Iterator[ShardRange]:
-        """Whole rows are runs of one length; partial rows at either end are ranges of their own."""
-        assert self.columns is not None
-        pitch, (left, right) = self.full_shape[-1], self.columns
-        run = right - left
-        begin = min(-(-first // run) * run, last)  # of the first whole row
-        edges = (first, begin, max(begin, last // run * run), last)
-        for low, high in itertools.pairwise(edges):
-            if low == high:
-                continue
-            row, column = divmod(low, run)
-            start = row * pitch + left + column
-            strided = high - low > run
-            yield ShardRange(low, high - low, start, *((run, pitch) if strided else ()))
 
 
 def shard_of(

@@ -21,6 +21,7 @@ import torch
 from launcher.checkpoint import Checkpoint, Checkpointer, CheckpointFolder, SaveError, staging
 from launcher.checkpoint import saving as saving_module
 from launcher.checkpoint.rank_files import RangeReader, write_shards
+from launcher.checkpoint.rng import generator_states
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig
 from launcher.model.gpt import GPT
@@ -80,10 +81,10 @@ def test_a_fresh_engine_becomes_the_saved_one(engine: NativeEngine, folder: Path
     assert saved is not None
     assert saved.path == folder / "step-00000003"
     fresh = new_engine(seed=9)
-    loaded = Checkpointer(folder).load(folder, fresh)
-    assert loaded.checkpoint.step == 3
-    assert loaded.checkpoint.extra == {"position": 24}
-    assert loaded.rng_restored
+    loaded, _ = Checkpointer(folder).load(folder, fresh)
+    assert loaded.step == 3
+    assert loaded.extra == {"position": 24}
+    assert generator_states() == loaded.rng[0]
     assert same(values(fresh), values(engine))
     assert values(fresh)["wte.weight:step"] == 3
     assert train(fresh, 3, seed=1) == train(engine, 3, seed=1)
@@ -296,8 +297,8 @@ def test_from_a_gpu_to_a_gpu_and_to_a_cpu(folder: Path, asynchronous: bool) -> N
     checkpointer.wait()
     for device in ("cuda", "cpu"):
         fresh = new_engine(seed=9, device=device)
-        loaded = checkpointer.load(checkpointer.folder.path, fresh)
-        assert loaded.rng_restored
+        loaded, _ = checkpointer.load(checkpointer.folder.path, fresh)
+        assert generator_states() == loaded.rng[0]
         assert all(torch.equal(v.cpu(), at_save[k].cpu()) for k, v in values(fresh).items())
 
 
@@ -349,8 +350,8 @@ def test_sources(engine: NativeEngine, tmp_path: Path) -> None:
         (run / "checkpoints", 4),
         (run / "checkpoints" / "step-00000003", 3),
     ):
-        loaded = elsewhere.load(source, new_engine())
-        assert loaded.checkpoint.step == step
+        loaded, _ = elsewhere.load(source, new_engine())
+        assert loaded.step == step
     with pytest.raises(UserError, match="holds no checkpoint"):
         elsewhere.load(tmp_path, new_engine())
     with pytest.raises(UserError, match="nowhere: does not exist; give a checkpoint's folder"):
@@ -459,10 +460,10 @@ def test_killed_while_saving(engine: NativeEngine, folder: Path, moment: str) ->
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     fresh = new_engine(seed=9)
-    loaded = Checkpointer(folder).load(folder, fresh)
-    assert loaded.passed_over == ()
+    loaded, passed_over = Checkpointer(folder).load(folder, fresh)
+    assert passed_over == []
     complete = moment == "before the pointer"
-    assert loaded.checkpoint.step == (4 if complete else 3)
+    assert loaded.step == (4 if complete else 3)
     assert same(values(fresh), values(engine) if complete else at_3)
     # The next save clears away what was left.
     Checkpointer(folder).save(5, engine, {})
@@ -498,10 +499,10 @@ def test_more_files_than_a_process_may_open(folder: Path) -> None:
         with RangeReader(Checkpoint.open(path)) as reader:
             reader.check()
         fresh = new_engine(seed=9, layers=8)
-        loaded = Checkpointer(folder).load(folder, fresh)
+        _, passed_over = Checkpointer(folder).load(folder, fresh)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert loaded.passed_over == ()
+    assert passed_over == []
     assert same(values(fresh), values(engine))
 
 

@@ -8,6 +8,7 @@ import torch
 
 from launcher.config.resolve import resolve
 from launcher.config.schema import RunConfig
+from launcher.forecast.timeline import Timeline
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.gpt import GPT
 from launcher.model.sizes import named
@@ -17,7 +18,8 @@ from launcher.strategies.fsdp.placement import shard_shapes, sharded_dimension
 from launcher.strategies.native import optimizer_tensors
 from launcher.strategies.parameters import parameters_of
 from launcher.strategies.rank import Rank
-from launcher.strategies.zero.forecast.flat_groups import FlatGroups, messages
+from launcher.strategies.zero.forecast.flat_groups import messages
+from launcher.strategies.zero.forecast.stages import Zero12
 
 
 def rank_of(world_size: int = 4, rank: int = 0, **changes: object) -> Rank:
@@ -81,7 +83,7 @@ def test_optimizer_states_are_what_a_step_makes(optimizer: str) -> None:
 @pytest.mark.parametrize("world_size", [1, 3, 8, 512])
 def test_parts_of_a_flat_group_cover_it_once(world_size: int) -> None:
     ranks = [rank_of(world_size, rank, zero=2, vocab_size=4099) for rank in range(world_size)]
-    groups = [FlatGroups(rank) for rank in ranks]
+    groups = [Zero12(rank, Timeline("cpu")) for rank in ranks]
     for p in ranks[0].parameters:
         assert sum(group.mine.get(p.name, 0) for group in groups) == p.elements
         owners = set(groups[0].owners[p.name])

@@ -261,11 +261,11 @@ def test_trains_as_in_a_plain_loop(
     engine = begun(resolved, given, tmp_path, trained=False)
     if scale is not None:
         engine.set_loss_scale(scale)
-    loaded = Checkpointer(tmp_path).load(tmp_path, engine)
+    loaded, _ = Checkpointer(tmp_path).load(tmp_path, engine)
     losses += trained_on(engine, resolved, HALF + 1, STEPS)
     assert losses == pytest.approx(expected, rel=case.tolerance)
     # As the command that resumes it compares them.
     shapes = trained_shapes(resolved.model)
     states, counters = checkpointed(resolved.config.optim, shapes)
-    loaded.checkpoint.check_model(shapes, (PARAM, *states), counters)
-    assert loaded.checkpoint.missing_state() is None
+    loaded.check_model(shapes, (PARAM, *states), counters)
+    assert loaded.missing_state() is None

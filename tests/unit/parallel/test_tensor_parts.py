@@ -21,7 +21,6 @@ from launcher.parallel.model_parallel import ModelParallel
 from launcher.parallel.tensor.decoder import shard_modules
 from launcher.parallel.tensor.shards import ParameterShard
 from launcher.strategies.parameters import parameters_of, shards_of
-from launcher.strategies.places import Places
 
 ODD: dict[str, Any] = {"vocab_size": 263, "context": 33, "layers": 2, "d_model": 48, "heads": 6}
 LLAMA: dict[str, Any] = {
@@ -82,12 +81,11 @@ def test_any_range_of_a_shard_is_found_in_the_parameter(shard: ParameterShard) -
     local = shard.take(whole.view(shard.full_shape)).flatten()
     for first, last in itertools.combinations(range(len(local) + 1), 2):
         ranges = list(shard.ranges(first, last))
-        assert sum(each.numel for each in ranges) == last - first
+        assert sum(places.numel for _, places in ranges) == last - first
         assert len(ranges) <= 3
-        for each in ranges:
-            places = Places.of(each.start, each.numel, each.run, each.pitch)
-            there = places.place(torch.arange(each.numel))
-            assert torch.equal(there, local[each.offset : each.offset + each.numel])
+        for begin, places in ranges:
+            there = places.place(torch.arange(places.numel))
+            assert torch.equal(there, local[begin : begin + places.numel])
 
 
 def test_heads_are_sharded_with_their_keys_and_values() -> None:

@@ -21,7 +21,7 @@ from launcher.config.schema import RunConfig
 from launcher.measure import PHASES
 from launcher.measure.loggers import Loggers
 from launcher.measure.phases import PhaseClock, StepTimes
-from launcher.measure.records import SCHEMA_VERSION, EvalRecord, Status, Summary
+from launcher.measure.records import SCHEMA_VERSION, EvalRecord, State, Status, Summary
 from launcher.parallel.world import World
 from launcher.run import record_file
 from launcher.run.agreement import Agreement
@@ -31,7 +31,7 @@ from launcher.run.record_file import rank_files, rewind
 from launcher.run.run_folder import RunFolder
 from launcher.run.steps import EndedStep, SkippedSteps
 from launcher.run.training_record import TrainingRecord
-from launcher.util.errors import Failure, UserError
+from launcher.util.errors import ExitCode, Failure, UserError
 
 CPU = torch.device("cpu")
 STEPS = 5
@@ -261,11 +261,18 @@ def test_a_reader_never_sees_half_of_a_status(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["status.json"], "no temporary file stays"
 
 
+def claim(folder: RunFolder, error: Exception, *, rank: int, phase: str, code: int) -> bool:
+    reason = f"{type(error).__name__}: {error}"
+    state: State = "oom" if code == ExitCode.OUT_OF_MEMORY else "failed"
+    failed = Status(state=state, phase=phase, reason=reason, rank=rank, exit_code=code)
+    return folder.claim_failure(failed, error)
+
+
 def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert folder.claim_failure(ValueError("the cause"), rank=3, phase="forward", code=4)
+    assert claim(folder, ValueError("the cause"), rank=3, phase="forward", code=4)
     later = RuntimeError("a consequence")
-    assert not folder.claim_failure(later, rank=0, phase="backward", code=4)
+    assert not claim(folder, later, rank=0, phase="backward", code=4)
     failure = strict_json((tmp_path / "failure.json").read_text())
     assert (failure["rank"], failure["phase"]) == (3, "forward")
     assert failure["reason"] == "ValueError: the cause"
@@ -274,7 +281,7 @@ def test_the_first_failure_is_the_one_that_counts(tmp_path: Path) -> None:
 def test_a_failure_stands_against_a_main_rank_that_has_not_noticed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.write_status(Status(state="running", phase="build"))
-    assert folder.claim_failure(MemoryError("none left"), rank=1, phase="forward", code=3)
+    assert claim(folder, MemoryError("none left"), rank=1, phase="forward", code=3)
     folder.write_status(Status(state="running", phase="train"))
     status = folder.settle("rank 0 ended with exit code 4", 0)
     assert (status["state"], status["rank"], status["exit_code"]) == ("oom", 1, 3)
@@ -431,7 +438,7 @@ def test_a_failure_that_could_not_be_written_is_told_on_the_console(
     folder = RunFolder(tmp_path)
     folder.write_status(Status(state="running", phase="train"))
     with limited_files(0):
-        assert folder.claim_failure(ValueError("the cause"), rank=1, phase="forward", code=4)
+        assert claim(folder, ValueError("the cause"), rank=1, phase="forward", code=4)
         folder.write_status(Status(state="failed", phase="forward", reason="ValueError: the cause"))
     assert (tmp_path / "failure.json").read_text() == ""
     said = capsys.readouterr().err
@@ -467,7 +474,7 @@ def test_a_reopened_folder_keeps_what_the_first_life_left(tmp_path: Path) -> Non
     path = tmp_path / "run"
     first = RunFolder(path)
     first.begin({"steps": 1}, reopens=False)
-    first.claim_failure(RuntimeError("broken"), rank=0, phase="step", code=4)
+    claim(first, RuntimeError("broken"), rank=0, phase="step", code=4)
     first.write_summary(Summary(steps=1))
     del first  # its end gives the lock back
     second = RunFolder(path)

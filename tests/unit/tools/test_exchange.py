@@ -114,8 +114,9 @@ def test_transformers_and_a_resumed_import_have_our_loss(variant: str, tmp_path:
     assert settings.pop("model") == "custom"
     assert settings["dropout"] == VARIANTS[variant].get("dropout", 0.0)
     fresh = new_engine(ModelConfig(**settings))
-    loaded = Checkpointer(tmp_path / "imported" / "checkpoints").load(tmp_path / "imported", fresh)
-    assert loaded.checkpoint.step == 0
+    imported = tmp_path / "imported"
+    loaded, _ = Checkpointer(imported / "checkpoints").load(imported, fresh)
+    assert loaded.step == 0
     assert loss_of(fresh, tokens) == pytest.approx(expected, abs=1e-5)
     for state in fresh._optimizer.state.values():
         assert not any(value.any() for value in state.values())

@@ -23,7 +23,7 @@ from launcher.run.provenance import base_of
 from launcher.run.saves import run_entries
 from launcher.strategies.engine import LossScale, train_step
 from launcher.strategies.flat_shards import MASK, PARAM
-from launcher.strategies.masks import unpack
+from launcher.strategies.masks import zero
 from launcher.tools.exchange import export_cli
 from launcher.tools.generate import generate_cli as generate
 from launcher.tools.prune import prune_cli as cli
@@ -218,7 +218,9 @@ def masked_nonzero(engine: Any) -> tuple[int, int]:
     for (name, kind), bits in shards.items():
         if kind == MASK:
             weights = shards[name, PARAM]
-            stays = unpack(bits, weights.numel())
+            ones = torch.ones(weights.numel())
+            zero(ones, bits, skip=0)
+            stays = ones.bool()
             pruned_count += int(weights[~stays].count_nonzero())
             other_count += int(weights[stays].count_nonzero())
     return pruned_count, other_count

@@ -35,35 +35,6 @@ def messages(slices: Iterable[int], bucket: int) -> list[list[int]]:
     return found
 
 
-class FlatGroups:
-    """The parameter groups, each laid end to end and cut by rank."""
-
-    def __init__(self, rank: Rank) -> None:
-        self.groups = optimizer_groups(rank)
-        self.ranks = rank.world_size
-        self.partitions: list[int] = []
-        self.owners: dict[str, dict[int, int]] = {}  # elements of a parameter, by rank
-        self.mine: dict[str, int] = {}
-        self.first: dict[str, int] = {}  # of this rank's elements in each of these
-        for group in self.groups:
-            # Flat groups are padded so that each rank's part begins on 4 bytes in fp16.
-            align = 2 * self.ranks
-            partition = -(-sum(p.elements for p in group) // align) * align // self.ranks
-            self.partitions.append(partition)
-            start = 0
-            for p in group:
-                end = start + p.elements
-                self.owners[p.name] = owners = {
-                    # a parameter that lies across an edge has several owners
-                    owner: min(end, (owner + 1) * partition) - max(start, owner * partition)
-                    for owner in range(start // partition, (end - 1) // partition + 1)
-                }
-                if rank.rank in owners:
-                    self.mine[p.name] = owners[rank.rank]
-                    self.first[p.name] = max(0, rank.rank * partition - start)
-                start = end
-
-
 class ZeroBuffers(Buffers):
     """Common to all stages from 1 on: the optimizer goes over flat pieces, one by one, with
     gradients passing through a bucket."""
@@ -73,6 +44,7 @@ class ZeroBuffers(Buffers):
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
+        self.ranks = rank.world_size
         self.where = rank.optimizer_where
         self.offloaded = self.where != "device"
         # Then norms are of gradients on their way to the host, where that is another place.
@@ -110,17 +82,40 @@ class FlatBuffers(ZeroBuffers, Whole):
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
-        self.groups = FlatGroups(rank)
-        self.piece_elements = self.groups.partitions
+        self.groups = optimizer_groups(rank)
+        # Each is padded so that every rank's part begins on 4 bytes in fp16.
+        self.partitions = [
+            -(-sum(p.elements for p in group) // (2 * self.ranks)) * 2 for group in self.groups
+        ]
+        self.piece_elements = self.partitions
+        self.owners: dict[str, dict[int, int]] = {}  # elements of a parameter, by rank
+        self.mine: dict[str, int] = {}
+        self.first: dict[str, int] = {}  # of this rank's elements in each of these
+        for group, partition in zip(self.groups, self.partitions, strict=True):
+            self._divide(group, partition)
+
+    def _divide(self, group: list[Parameter], partition: int) -> None:
+        """Note which ranks own a group's parameters, laid end to end, and how much of each."""
+        start = 0
+        for p in group:
+            end = start + p.elements
+            self.owners[p.name] = owners = {
+                # a parameter that lies across an edge has several owners
+                owner: min(end, (owner + 1) * partition) - max(start, owner * partition)
+                for owner in range(start // partition, (end - 1) // partition + 1)
+            }
+            if self.rank.rank in owners:
+                self.mine[p.name] = owners[self.rank.rank]
+                self.first[p.name] = max(0, self.rank.rank * partition - start)
+            start = end
 
     def updated(self) -> Iterator[tuple[Parameter, int, int]]:
-        mine, first = self.groups.mine, self.groups.first
-        return ((self.by_name[name], first[name], count) for name, count in mine.items())
+        return ((self.by_name[name], self.first[name], count) for name, count in self.mine.items())
 
     def build(self) -> None:
         """Parameters as they were built; then group by group again, end to end."""
         self.materialize("built", self.element)
-        for number in range(len(self.groups.groups)):
+        for number in range(len(self.groups)):
             self.build_group(number)
 
     def lays_on_host(self, size_bytes: int) -> bool:
@@ -128,15 +123,15 @@ class FlatBuffers(ZeroBuffers, Whole):
         return False
 
     def _drop_built(self, number: int) -> None:
-        for p in self.groups.groups[number]:
+        for p in self.groups[number]:
             self.timeline.free(("built", p.name))
 
     def build_group(self, number: int) -> None:
         """Parameters end to end, in place of the former; master weights are cloned as the model has
         them first, where they are of another type or elsewhere."""
         timeline, element, where = self.timeline, self.element, self.where
-        partition, pins = self.groups.partitions[number], self.rank.pins
-        whole_bytes = element * partition * self.groups.ranks
+        partition, pins = self.partitions[number], self.rank.pins
+        whole_bytes = element * partition * self.ranks
         if self.lays_on_host(whole_bytes):
             self._drop_built(number)
             timeline.empty_cache()

@@ -26,7 +26,6 @@ class Zero3(ZeroBuffers):
 
     def __init__(self, rank: Rank, timeline: Timeline) -> None:
         super().__init__(rank, timeline)
-        self.ranks = rank.world_size
         self.grad_element = FP32 if accumulates_in_fp32(rank.resolved.config) else self.element
         most = int(self.config.get("sub_group_size", SUB_GROUP_ELEMENTS))
         sub_groups = self._sub_groups(most)

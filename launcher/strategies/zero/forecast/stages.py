@@ -33,7 +33,7 @@ class Bf16Stage1(FlatBuffers):
 
     def build_group(self, number: int) -> None:
         super().build_group(number)
-        elements = self.groups.ranks * self.groups.partitions[number]
+        elements = self.ranks * self.partitions[number]
         self.timeline.allocate(("fp32 gradients", number), FP32 * elements, "grads")
 
     def end_backward(self) -> None:
@@ -41,7 +41,7 @@ class Bf16Stage1(FlatBuffers):
         self.transient(FP32 * largest)  # a gradient in fp32
         if self.last:
             # One tensor per group, with the gradients of all ranks' parts.
-            ranks, partitions = self.groups.ranks, self.groups.partitions
+            ranks, partitions = self.ranks, self.partitions
             for tensors in allreduce_buckets(ranks * partition for partition in partitions):
                 if len(tensors) > 1:
                     self.timeline.allocate("flat", FP32 * sum(tensors), "temporary")
@@ -49,7 +49,7 @@ class Bf16Stage1(FlatBuffers):
                 self.timeline.free("flat")
 
     def step(self) -> None:
-        for number, partition in enumerate(self.groups.partitions):
+        for number, partition in enumerate(self.partitions):
             self.update_piece(number, partition)
         self.drop_gradients()
 
@@ -95,11 +95,11 @@ class Zero12(FlatBuffers):
             # temp_grad_buffer_for_cpu_offload and temp_grad_buffer_for_gpu_offload
             timeline.allocate("on host", size_bytes, "grads", where="host", pinned=self.rank.pins)
             timeline.allocate("on device", size_bytes, "grads")
-        for number, partition in enumerate(self.groups.partitions):
+        for number, partition in enumerate(self.partitions):
             key, size_bytes = ("fp32 grad", number), self.stored * partition
             timeline.allocate(key, size_bytes, "grads", where=self.where, pinned=self.rank.pins)
         if not self.offloaded:  # made and dropped, to have them once
-            for number in range(len(self.groups.partitions)):
+            for number in range(len(self.partitions)):
                 timeline.free(("fp32 grad", number))
 
     def accumulate(self, key: Key, name: str) -> None:
@@ -119,7 +119,7 @@ class Zero12(FlatBuffers):
 
     def end_backward(self) -> None:
         if not self.shards_gradients and not self.overlaps and self.last:
-            for p in itertools.chain(*self.groups.groups):
+            for p in itertools.chain(*self.groups):
                 self._put(p)
         if self.shards_gradients or self.last:
             self._reduce()
@@ -128,8 +128,8 @@ class Zero12(FlatBuffers):
                 self._close_window()
 
     def step(self) -> None:
-        timeline, partitions = self.timeline, self.groups.partitions
-        largest = max(self.groups.mine.values(), default=0)
+        timeline, partitions = self.timeline, self.partitions
+        largest = max(self.mine.values(), default=0)
         if not self.norms_on_the_way:
             self.transient(FP64 * largest)  # the gradient norm
         for number, partition in enumerate(partitions):
@@ -182,7 +182,7 @@ class Zero12(FlatBuffers):
     def _reduce(self) -> None:
         if not self.in_bucket:
             return
-        mine = [p for p in self.in_bucket if p.name in self.groups.mine]
+        mine = [p for p in self.in_bucket if p.name in self.mine]
         if self.in_fp32 and mine:
             self._open_fp32_part()
         slices = self._slices()
@@ -200,7 +200,7 @@ class Zero12(FlatBuffers):
             self.timeline.free("flattened")
             self.timeline.free("sent")
         if self.norms_on_the_way and mine and self.last:
-            largest = max(self.groups.mine[p.name] for p in mine)
+            largest = max(self.mine[p.name] for p in mine)
             self.transient(FP64 * largest, stream=self.stream)
         if mine and not self.in_fp32:
             self._keep_in_partition(mine)
@@ -217,7 +217,7 @@ class Zero12(FlatBuffers):
         slices: list[tuple[int, int]] = []
         before = -1
         for p in self.in_bucket:
-            for owner, elements in self.groups.owners[p.name].items():
+            for owner, elements in self.owners[p.name].items():
                 if owner == before and not (self.in_fp32 and owner == self.rank.rank):
                     elements += slices.pop()[1]
                 slices.append((owner, elements))
@@ -225,7 +225,7 @@ class Zero12(FlatBuffers):
         return slices
 
     def _open_fp32_part(self) -> None:
-        for number, partition in enumerate(self.groups.partitions):
+        for number, partition in enumerate(self.partitions):
             if not self.timeline.has(("part", number)):
                 key, size_bytes = ("part", number), FP32 * partition
                 self.timeline.allocate(key, size_bytes, "grads", stream=self.stream)
@@ -240,11 +240,11 @@ class Zero12(FlatBuffers):
                             key, size_bytes, "grads", where="host", pinned=self.rank.pins
                         )
             if self.element != FP32:
-                largest = max(self.groups.mine[p.name] for p in mine)
+                largest = max(self.mine[p.name] for p in mine)
                 self.transient(FP32 * largest, stream=self.stream)
         elif not self.timeline.has("kept now"):
             # whole gradients, those that are cut at the edges of the partition included
-            elements = sum(self.by_name[name].elements for name in self.groups.mine)
+            elements = sum(self.by_name[name].elements for name in self.mine)
             size_bytes = self.element * elements
             self.timeline.allocate("kept now", size_bytes, "grads", stream=self.stream)
 

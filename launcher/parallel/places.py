@@ -7,6 +7,7 @@ tell which elements two shards have in common.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Self, TypeVar
 
 from torch import Tensor
@@ -73,6 +74,14 @@ class Places:
     def place(self, number: Number) -> Number:
         """Return the place of the element, or elements, of a number."""
         return self.start + number // self.run * self.pitch + number % self.run
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, "Places"]]:
+        """Yield (number of the first element, places) of what the elements [begin, end) consist of:
+        runs of one length, and at either end an incomplete run."""
+        run = self.run
+        first, last = min(-(-begin // run) * run, end), max(begin, end // run * run)
+        for low, high in pairwise(sorted({begin, first, last, end})):
+            yield low, Places.of(self.place(low), high - low, run, self.pitch)
 
     def boxes(self, width: int, begin: int = 0, end: int | None = None) -> Iterator[Box]:
         """Boxes of the elements [begin, end), from which `at` counts, in a matrix with rows of
