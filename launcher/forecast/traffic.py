@@ -20,6 +20,9 @@ from launcher.strategies.parameters import parameters_of
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Move = Literal["copy", "to_device", "to_host"]
 """Within a device (read and written), and over the link between host and device."""
+GroupName = Literal["shard", "replica", "sequence", "tensor"]
+"""Ranks that each have a shard of the same states, that have the same shard, that share sequences,
+and that share matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +33,7 @@ class Transfer:
     size_bytes: float
     pieces: float = 1
     """Issued one after the other, each with its own latency."""
-    replicas: bool = False
-    """Among the ranks that hold the same shard, not among those that share it."""
+    among: GroupName = "shard"
     hideable: bool = True
     """Computation can go on meanwhile."""
 
@@ -161,7 +163,7 @@ class Wire:
             yield sent
             shard = size / self.shard_ranks
             # among the replicas of the shard; 0 s where there is one
-            yield replace(sent, kind="all_reduce", size_bytes=shard, replicas=True)
+            yield replace(sent, kind="all_reduce", size_bytes=shard, among="replica")
         yield from self.gradients_to_host()
 
     def gradients_to_host(self) -> Iterator[Transfer]:
