@@ -6,7 +6,6 @@ same unit.
 """
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import nn
 
 from launcher.config.rules import default_seq_len
 from launcher.forecast.collectives import fit_rate
+from launcher.forecast.disk import disk_rates
 from launcher.forecast.machine import COLLECTIVES
 from launcher.forecast.on_gpu import achieved_flops_per_s
 from launcher.forecast.trace.counting import work_of_call
@@ -30,7 +30,6 @@ from launcher.measure.hardware import find_gpu
 from launcher.model.config import ModelConfig
 from launcher.util.sizes import MIB
 
-_CHUNK_BYTES = 8 * MIB
 _FEW_ROWS = 16
 
 
@@ -95,10 +94,9 @@ class Bench:
             "collectives": self.collectives() if dist.is_initialized() else None,
         }
         if disk_folder is not None:
-            rates = disk_rates(disk_folder, self.effort.disk_bytes)
-            read, written = (rate / 1e9 for rate in rates.values())
-            self.say(f"disk: {read:,.2f} GB/s read, {written:,.2f} GB/s written")
-            found |= rates
+            written, read, _ = disk_rates(disk_folder, self.effort.disk_bytes)
+            self.say(f"disk: {read / 1e9:,.2f} GB/s read, {written / 1e9:,.2f} GB/s written")
+            found |= {"disk_read_bytes_per_s": read, "disk_write_bytes_per_s": written}
         return found
 
     def matmul_flops_per_s(self, name: str, copy_bytes_per_s: float) -> float:
@@ -262,28 +260,3 @@ class Bench:
 
 def _dtype(name: str) -> torch.dtype:
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(name, torch.float32)
-
-
-def disk_rates(folder: Path, size_bytes: int) -> dict[str, float]:
-    """Sequential bytes/s of the disk under `folder`, as fields of `Machine`, through to the device:
-    read after dropping the page cache, written with fsync."""
-    path = folder / f".shardscale-profile-{os.getpid()}"
-    chunk = os.urandom(min(_CHUNK_BYTES, size_bytes))
-    chunks = size_bytes // len(chunk)
-    try:
-        start = time.perf_counter()
-        with path.open("wb", buffering=0) as file:
-            for _ in range(chunks):
-                file.write(chunk)
-            os.fsync(file.fileno())
-        written_s = time.perf_counter() - start
-        with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            start = time.perf_counter()
-            while file.read(len(chunk)):
-                pass
-            read_s = time.perf_counter() - start
-    finally:
-        path.unlink(missing_ok=True)
-    size = chunks * len(chunk)
-    return {"disk_read_bytes_per_s": size / read_s, "disk_write_bytes_per_s": size / written_s}

@@ -4,7 +4,6 @@ import datetime
 import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -19,18 +18,8 @@ KEPT: Final = 20
 PLAUSIBLE_RATIOS: Final = (0.05, 20.0)
 
 
-@dataclass(slots=True)
-class Readings:
-    """One constant, as the last runs found it."""
-
-    values: list[float] = field(default_factory=list)
-    last: str = ""
-    """Date of the newest, ISO 8601."""
-
-    @property
-    def median(self) -> float:
-        """Return the median of those that are kept."""
-        return statistics.median(self.values)
+Constant = dict[str, Any]
+"""`values`, the newest readings of a constant, and `last`, the date of the newest (ISO 8601)."""
 
 
 class Calibration:
@@ -39,8 +28,8 @@ class Calibration:
     A rehearsal teaches nothing: its seconds are the host's, its context a constant of ours.
     """
 
-    def __init__(self, readings: dict[str, Readings], path: Path) -> None:
-        self._readings = readings
+    def __init__(self, constants: dict[str, Constant], path: Path) -> None:
+        self._constants = constants
         self._path = path
 
     @classmethod
@@ -51,17 +40,17 @@ class Calibration:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             content = None
-        return cls(dict(_readings(content)), path)
+        return cls(dict(_constants(content)), path)
 
     def fixed_bytes(self, gpu: str, *, grouped: bool) -> int | None:
         """Device memory of a process outside its allocator: context, and NCCL in a group."""
-        known = self._readings.get(_fixed_key(gpu, grouped=grouped))
-        return None if known is None else round(known.median)
+        known = self._constants.get(_fixed_key(gpu, grouped=grouped))
+        return None if known is None else round(_median(known))
 
     def time_ratio(self, machine: str, precision: str, strategy: str) -> float | None:
         """Measured over predicted seconds of a step."""
-        known = self._readings.get(_time_key(machine, precision, strategy))
-        return None if known is None else known.median
+        known = self._constants.get(_time_key(machine, precision, strategy))
+        return None if known is None else _median(known)
 
     def learn_fixed_bytes(self, gpu: str, *, grouped: bool, size_bytes: int) -> None:
         """Note what one run has found."""
@@ -83,26 +72,22 @@ class Calibration:
         Raises:
             OSError: the cache folder cannot be written.
         """
-        constants = {
-            name: {"values": known.values, "last": known.last}
-            for name, known in sorted(self._readings.items())
-        }
-        content = {"schema_version": SCHEMA_VERSION, "constants": constants}
+        content = {"schema_version": SCHEMA_VERSION, "constants": self._constants}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self._path, json.dumps(content, indent=2) + "\n")
+        replace_text(self._path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
     def describe(self, machine: str, *, grouped: bool) -> list[str]:
         """Say what a plan for this machine takes from it, one line for each constant."""
         lines = []
-        fixed = self._readings.get(_fixed_key(machine, grouped=grouped))
+        fixed = self._constants.get(_fixed_key(machine, grouped=grouped))
         if fixed is not None:
             what = "context + NCCL" if grouped else "context"
-            lines.append(f"from {_runs(fixed)} here: {what} {gib(round(fixed.median))}")
-        for name, known in sorted(self._readings.items()):
+            lines.append(f"from {_runs(fixed)} here: {what} {gib(round(_median(fixed)))}")
+        for name, known in sorted(self._constants.items()):
             match name.split("/"):
                 case ["time", gpu, precision, strategy] if gpu == _plain(machine):
                     lines.append(
-                        f"from {_runs(known)} here: time x{known.median:.2f} for {strategy} in "
+                        f"from {_runs(known)} here: time x{_median(known):.2f} for {strategy} in "
                         f"{precision}"
                     )
         return lines
@@ -110,12 +95,11 @@ class Calibration:
     def _note(self, key: str, value: float) -> None:
         if is_rehearsal():
             return
-        known = self._readings.setdefault(key, Readings())
-        known.values = [*known.values, value][-KEPT:]
-        known.last = datetime.date.today().isoformat()
+        values = [*self._constants.get(key, {"values": ()})["values"], value][-KEPT:]
+        self._constants[key] = {"values": values, "last": datetime.date.today().isoformat()}
 
 
-def _readings(content: Any) -> Iterable[tuple[str, Readings]]:
+def _constants(content: Any) -> Iterable[tuple[str, Constant]]:
     """Those entries that are what `save` writes."""
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         return
@@ -123,16 +107,20 @@ def _readings(content: Any) -> Iterable[tuple[str, Readings]]:
     for name, known in (constants if isinstance(constants, dict) else {}).items():
         values = known.get("values") if isinstance(known, dict) else None
         if isinstance(values, list) and values and all(_is_reading(v) for v in values):
-            yield name, Readings(values[-KEPT:], str(known.get("last", "")))
+            yield name, {"values": values[-KEPT:], "last": str(known.get("last", ""))}
 
 
 def _is_reading(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 2**60
 
 
-def _runs(known: Readings) -> str:
-    count = len(known.values)
-    return f"{count} run{'s' if count > 1 else ''} (last {known.last})"
+def _median(known: Constant) -> float:
+    return float(statistics.median(known["values"]))
+
+
+def _runs(known: Constant) -> str:
+    count = len(known["values"])
+    return f"{count} run{'s' if count > 1 else ''} (last {known['last']})"
 
 
 def _fixed_key(gpu: str, *, grouped: bool) -> str:

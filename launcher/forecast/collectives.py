@@ -1,7 +1,7 @@
 """Predict the seconds of a strategy's transfers over the links of a machine."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,8 +12,7 @@ from launcher.config.sharding import ShardingChoice
 from launcher.forecast.dimensions import sequence_transfers, tensor_transfers
 from launcher.forecast.machine import Machine, Rate
 from launcher.forecast.predict import block_input_bytes
-from launcher.forecast.strategies import forecast_of
-from launcher.forecast.traffic import Collective, Transfer, Wire
+from launcher.forecast.traffic import Collective, GroupName, Traffic, Transfer
 from launcher.util.errors import UserError
 
 PARTS: Final = ("forward", "backward", "last_backward", "step")
@@ -33,12 +32,8 @@ class Group:
         return math.ceil(self.size / self.per_node)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedTransfer:
-    """Seconds on a link; `hideable` where computation can go on meanwhile."""
-
-    seconds: float
-    hideable: bool
+TimedTransfer = tuple[float, bool]
+"""Seconds on a link, and True where computation can go on meanwhile."""
 
 
 def sent_bytes(kind: Collective, size_bytes: float, ranks: int) -> float:
@@ -105,17 +100,9 @@ def collective_s(
     return pieces * start_s + sent_bytes(kind, size_bytes, group.size) / bandwidth
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Groups:
-    """Those that a rank is in."""
-
-    shard: Group
-    replica: Group
-    sequence: Group
-    tensor: Group
-
-
-def groups_of(sharding: ShardingChoice, *, world_size: int, ranks_per_node: int) -> Groups:
+def groups_of(
+    sharding: ShardingChoice, *, world_size: int, ranks_per_node: int
+) -> dict[GroupName, Group]:
     """The groups of a rank: ranks that share matrices are neighbours, then those of a sequence;
     shards are neighbours among those with the same parts of matrices, then replicas."""
     tensor, sequence = sharding.tensor_parallel, sharding.context_parallel
@@ -125,42 +112,32 @@ def groups_of(sharding: ShardingChoice, *, world_size: int, ranks_per_node: int)
     def group(size: int, most: int) -> Group:
         return Group(size=size, per_node=min(size, most))
 
-    return Groups(
-        shard=group(shards, alike),
+    return {
+        "shard": group(shards, alike),
         # A node holds as many replicas as groups of shards.
-        replica=group(sharding.replicate, max(1, alike // shards)),
-        sequence=group(sequence, alike),
-        tensor=group(tensor, ranks_per_node),
-    )
+        "replica": group(sharding.replicate, max(1, alike // shards)),
+        "sequence": group(sequence, alike),
+        "tensor": group(tensor, ranks_per_node),
+    }
 
 
 def timed(
-    resolved: Resolved, *, world_size: int, ranks_per_node: int, machine: Machine
-) -> dict[str, tuple[TimedTransfer, ...]]:
+    resolved: Resolved, traffic: Traffic, groups: Mapping[GroupName, Group], machine: Machine
+) -> dict[str, list[TimedTransfer]]:
     """The transfers of one rank by part of a step: the parts of `Traffic`."""
-    config = resolved.config
-    wire = Wire(resolved, world_size=world_size, device_type=machine.device)
-    groups = groups_of(config.sharding, world_size=world_size, ranks_per_node=ranks_per_node)
-    found = forecast_of(config).traffic(wire)
-    parts = {name: getattr(found, name) for name in PARTS}
+    parts: dict[str, list[Transfer]] = {name: [*getattr(traffic, name)] for name in PARTS}
     if resolved.model.activation_checkpointing == "offload":
         # Block inputs, beside other blocks' work (model/offload.py).
         size_bytes = resolved.model.layers * block_input_bytes(resolved)
-        parts["forward"] += (Transfer(kind="to_host", size_bytes=size_bytes),)
-        parts["backward"] += (Transfer(kind="to_device", size_bytes=size_bytes),)
-    moves = {
-        name: [_timed(t, machine, groups.replica if t.replicas else groups.shard) for t in some]
+        parts["forward"].append(Transfer(kind="to_host", size_bytes=size_bytes))
+        parts["backward"].append(Transfer(kind="to_device", size_bytes=size_bytes))
+    for sent in (sequence_transfers(resolved), tensor_transfers(resolved)):
+        for name, some in sent.items():
+            parts[name] += some
+    return {
+        name: [(transfer_s(machine, each, groups[each.among]), each.hideable) for each in some]
         for name, some in parts.items()
     }
-    for name, some in sequence_transfers(resolved).items():
-        moves[name] += [_timed(t, machine, groups.sequence) for t in some]
-    for name, some in tensor_transfers(resolved).items():
-        moves[name] += [_timed(t, machine, groups.tensor) for t in some]
-    return {name: tuple(transfers) for name, transfers in moves.items()}
-
-
-def _timed(transfer: Transfer, machine: Machine, group: Group) -> TimedTransfer:
-    return TimedTransfer(seconds=transfer_s(machine, transfer, group), hideable=transfer.hideable)
 
 
 def transfer_s(machine: Machine, transfer: Transfer, group: Group) -> float:

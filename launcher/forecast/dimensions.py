@@ -1,6 +1,7 @@
 """Bytes that ranks of tensor and context parallelism send each other in a micro-batch."""
 
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from launcher.config.resolve import Resolved
@@ -26,9 +27,9 @@ def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
         # keys and values of all ranks, since a gather is priced by its whole tensor
         width = 2 * model.kv_head_count * model.head_size * ranks
         pieces = model.layers * (ranks - 1)
-        forward = [Transfer(kind="all_gather", size_bytes=element * tokens * width, pieces=pieces)]
-        gradients = Transfer(kind="all_gather", size_bytes=4 * tokens * width, pieces=pieces)
-        backward = [*forward, gradients]
+        gather = partial(Transfer, kind="all_gather", pieces=pieces, among="sequence")
+        forward = [gather(size_bytes=element * tokens * width)]
+        backward = [*forward, gather(size_bytes=4 * tokens * width)]  # gradients
     else:
         # key heads fewer than ranks are repeated, so that each rank has one
         sizes = [model.attention_dim, *2 * [max(model.kv_head_count, ranks) * model.head_size]]
@@ -37,6 +38,7 @@ def sequence_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
                 kind="all_to_all",
                 size_bytes=element * tokens * width,
                 pieces=model.layers,
+                among="sequence",
                 hideable=False,
             )
             for width in (*sizes, model.attention_dim)
@@ -60,8 +62,14 @@ def tensor_transfers(resolved: Resolved) -> dict[str, list[Transfer]]:
         return {}
     return {
         part: [
-            Transfer(kind=cast(Collective, kind), **sent._asdict(), hideable=False)
-            for kind, sent in work.sent.items()
+            Transfer(
+                kind=cast(Collective, kind),
+                size_bytes=times * size,
+                pieces=times,
+                among="tensor",
+                hideable=False,
+            )
+            for (kind, size), times in work.sent.items()
         ]
         for part, work in zip(("forward", "backward"), passes_work(resolved), strict=True)
     }

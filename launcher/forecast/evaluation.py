@@ -78,7 +78,7 @@ class Failed:
 
 def evaluate(
     candidates: Sequence[Choice], search: Search, progress: Progress
-) -> list[Assessment | Failed]:
+) -> tuple[list[Assessment], list[Failed]]:
     """Evaluate candidates on all cores, less those that are pruned.
 
     Raises:
@@ -93,7 +93,7 @@ def evaluate(
     tasks = [(group, search) for group in sorted(groups, key=len, reverse=True)]
     results = in_workers(_evaluate_group, tasks, lambda done: progress(done, len(candidates)))
     remove_oldest_files()
-    return [each for group in results for each in group]
+    return [a for each, _ in results for a in each], [f for _, each in results for f in each]
 
 
 def _groups(candidates: Sequence[Choice], search: Search) -> list[list[Choice]]:
@@ -131,7 +131,9 @@ def _trace_kind(choice: Choice) -> Hashable:
     )
 
 
-def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment | Failed]:
+def _evaluate_group(
+    group: Sequence[Choice], search: Search
+) -> tuple[list[Assessment], list[Failed]]:
     evaluation = _GroupEvaluation(group, search)
     for bound, choice in _fastest_first(group, search):
         if search.best_only and (
@@ -142,19 +144,15 @@ def _evaluate_group(group: Sequence[Choice], search: Search) -> list[Assessment 
             evaluation.is_wanted(choice, bound) and evaluation.is_wanted_as_traced(choice)
         ):
             evaluation.add(choice)
-            if search.any_fit and fits_in_node(evaluation.results[-1], search.cluster):
+            if search.any_fit and any_fits(evaluation.assessed, search.cluster):
                 break
         count_one()
-    return evaluation.results
+    return evaluation.assessed, evaluation.failed
 
 
-def fits_in_node(result: Assessment | Failed, cluster: Cluster) -> bool:
+def any_fits(assessed: Sequence[Assessment], cluster: Cluster) -> bool:
     """Return whether a candidate fits, in the host memory of a node, too."""
-    return (
-        isinstance(result, Assessment)
-        and result.verdict == "fits"
-        and not exceeds_host_memory(result, cluster)
-    )
+    return any(a.verdict == "fits" and not exceeds_host_memory(a, cluster) for a in assessed)
 
 
 def exceeds_host_memory(a: Assessment, cluster: Cluster) -> bool:
@@ -167,7 +165,8 @@ class _GroupEvaluation:
 
     def __init__(self, group: Sequence[Choice], search: Search) -> None:
         self._search = search
-        self.results: list[Assessment | Failed] = []
+        self.assessed: list[Assessment] = []
+        self.failed: list[Failed] = []
         self._added: set[int] = set()
         self._fitting: dict[str, list[tuple[float, Simplicity]]] = defaultdict(list)
         of_key: dict[tuple[str, str], list[Choice]] = defaultdict(list)
@@ -216,7 +215,7 @@ class _GroupEvaluation:
                 expected=self._expected(choice),
             )
         except Exception as error:  # the other candidates are still worth an answer
-            self.results.append(Failed.by(error, choice))
+            self.failed.append(Failed.by(error, choice))
             return
         if a.largest_micro_batch is not None:
             # Activations dominate, which are alike for all strategies of a group.
@@ -232,7 +231,7 @@ class _GroupEvaluation:
                 self._nothing_fits.add((choice.label, choice.precision))
         # Events are long to send, and no longer needed.
         prediction = dataclasses.replace(a.prediction, events=(), streams={})
-        self.results.append(dataclasses.replace(a, prediction=prediction))
+        self.assessed.append(dataclasses.replace(a, prediction=prediction))
 
     def _expected(self, choice: Choice) -> int:
         """Return the largest micro-batch that a similar candidate had; 0 after failures, and the

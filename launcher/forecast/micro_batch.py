@@ -2,7 +2,6 @@
 
 import bisect
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -15,6 +14,7 @@ from launcher.forecast.micro_batch_cache import MicroBatchCache, free_on_gpus
 from launcher.forecast.trials import Trials
 from launcher.measure.host_memory import available_host_bytes
 from launcher.run.prepare import Prepared
+from launcher.util.errors import tell
 from launcher.util.sizes import MIB, gib, parse_bytes
 
 LARGEST: Final = 2**17
@@ -59,7 +59,7 @@ def plan_micro_batch(argv: Sequence[str], *, ranks: int) -> list[str]:
         fails, fits = "by the plan not even that fits", "the largest planned to fit"
         found = fails if fitting is None else fits
         why = f"{found} in {gib(room.size_bytes)} (--micro-batch N takes another, auto tries)"
-    _say(f"micro-batch {size} of {sizes[-1]} sequences per rank: {why}")
+    tell(f"micro-batch {size} of {sizes[-1]} sequences per rank: {why}")
     return with_micro_batch(argv, size)
 
 
@@ -83,26 +83,26 @@ def find_micro_batch(argv: Sequence[str], prepared: Prepared, *, ranks: int) -> 
     cache = MicroBatchCache(asked, room.gpu, ranks, sizes[-1])
     if known := cache.get(room.size_bytes):
         size, date = known
-        _say(f"--micro-batch auto: {size}, as found on {date} for this configuration")
+        tell(f"--micro-batch auto: {size}, as found on {date} for this configuration")
         return with_micro_batch(argv, size)
     start = _planned(asked, sizes, room, ranks)
     with Trials.of(_limited(argv, asked, room), ranks=ranks) as trials:
 
         def fits(size: int) -> bool:
             ran = trials.run(size)
-            _say(f"micro-batch {size}: {'fits' if ran else 'out of memory'}")
+            tell(f"micro-batch {size}: {'fits' if ran else 'out of memory'}")
             return ran
 
         most = largest(sizes, start, fits)
     spent_s = time.monotonic() - started_s
     if most is None:
-        _say(
+        tell(
             f"--micro-batch auto: not even {sizes[0]} fits; starting anyway, so that the "
             "out-of-memory report shows the shortfall"
         )
         return with_micro_batch(argv, sizes[0])
     tried = "1 trial" if trials.count == 1 else f"{trials.count} trials"
-    _say(f"--micro-batch auto: {most}, found with {tried} in {spent_s:.0f} s")
+    tell(f"--micro-batch auto: {most}, found with {tried} in {spent_s:.0f} s")
     cache.save(most, room.size_bytes)
     return with_micro_batch(argv, most)
 
@@ -113,17 +113,25 @@ def largest(sizes: Sequence[int], start: int, fits: Callable[[int], bool]) -> in
     Starts next to `start` and steps up (or down) by little, then by more, until one fits and a
     larger one does not; then bisects.
     """
-    low: int | None = None
-    high: int | None = None
-    size: int | None = sizes[max(0, bisect.bisect_right(sizes, start) - 1)]
+    low, high = -1, len(sizes)  # indices: the largest known to fit, the smallest known not to
+    tried = max(0, bisect.bisect_right(sizes, start) - 1)
     growths = iter(GROWTHS)
-    while size is not None:
-        if fits(size):
-            low = size
+    while low + 1 < high:
+        if fits(sizes[tried]):
+            low = tried
         else:
-            high = size
-        size = _next_size(sizes, low, high, next(growths, FASTEST_GROWTH))
-    return low
+            high = tried
+        growth = next(growths, FASTEST_GROWTH)
+        if high == len(sizes):
+            wanted = bisect.bisect_left(sizes, sizes[low] * growth, low + 1)
+        elif low < 0:
+            wanted = bisect.bisect_right(sizes, sizes[high] / growth, 0, high) - 1
+        elif sizes[high - 1] <= PRECISION * sizes[low]:
+            break
+        else:  # the geometric mean, since the precision is relative
+            wanted = bisect.bisect_left(sizes, math.sqrt(sizes[low] * sizes[high]), low + 1, high)
+        tried = min(max(wanted, low + 1), high - 1)
+    return None if low < 0 else sizes[low]
 
 
 def estimate(sizes: Sequence[int], room_bytes: int, needed: Callable[[int], int]) -> int:
@@ -175,35 +183,14 @@ def room_of(asked: RunConfig, device_type: str, ranks: int) -> Room:
     return Room(size_bytes=max(share, MIB), gpu=None, capped=False)
 
 
-def _next_size(
-    sizes: Sequence[int], low: int | None, high: int | None, growth: float
-) -> int | None:
-    """Choose the next trial when `low` fits and `high` does not (None: not known yet)."""
-    if high is None:
-        assert low is not None
-        larger = sizes[bisect.bisect_right(sizes, low) :]
-        wanted = min(bisect.bisect_left(larger, low * growth), len(larger) - 1)
-        return larger[wanted] if larger else None
-    if low is None:
-        smaller = sizes[: bisect.bisect_left(sizes, high)]
-        wanted = max(bisect.bisect_right(smaller, high / growth) - 1, 0)
-        return smaller[wanted] if smaller else None
-    between = sizes[bisect.bisect_right(sizes, low) : bisect.bisect_left(sizes, high)]
-    if not between or between[-1] <= PRECISION * low:
-        return None
-    # the geometric mean, since the precision is relative
-    middle = bisect.bisect_left(between, math.sqrt(low * high))
-    return between[min(middle, len(between) - 1)]
-
-
 def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> int:
     """Return the plan's estimate of the largest; the smallest if the plan has none."""
     try:
         start = estimate(sizes, room.size_bytes, _needed(asked, room, ranks))
     except Exception as error:  # only a starting point: trial runs decide
-        _say(f"micro-batch: the plan has no estimate ({type(error).__name__}: {error})")
+        tell(f"micro-batch: the plan has no estimate ({type(error).__name__}: {error})")
         return sizes[0]
-    _say(
+    tell(
         f"micro-batch: the plan's largest for {gib(room.size_bytes)} is {start}: trying from there"
     )
     return start
@@ -223,7 +210,3 @@ def _limited(argv: Sequence[str], asked: RunConfig, room: Room) -> list[str]:
         return list(argv)
     less = HEADROOM_BYTES if asked.measure.memory_limit is not None else 0
     return [*argv, f"--memory-limit={max(MIB, room.size_bytes - less)}"]
-
-
-def _say(line: str) -> None:
-    print(f"shardscale: {line}", file=sys.stderr, flush=True)

@@ -54,13 +54,6 @@ def ring_slowdown(resolved: Resolved) -> float:
     return (1 + (ranks - 1) / RING_ATTENTION) / ranks
 
 
-def dispatched(work: Work, resolved: Resolved) -> float:
-    """Operators that the host starts one by one."""
-    if resolved.config.loop.cuda_graphs:
-        return 0.0
-    return work.operators
-
-
 def products_s(work: Work, machine: Machine, type_: str) -> float:
     """Return the time of all products. Results are written when complete, beside nothing else."""
     rate, gpu = machine.matmul_flops_per_s[type_], find_gpu(machine.name)

@@ -31,7 +31,7 @@ from launcher.forecast.table import (
 )
 from launcher.strategies import STRATEGIES
 from launcher.strategies.base import missing_library
-from launcher.util.errors import ExitCode, Failure
+from launcher.util.errors import ExitCode, Failure, tell
 from launcher.util.flags import as_words
 from launcher.util.sizes import duration
 from launcher.util.tables import say
@@ -48,7 +48,7 @@ def print_plan(options: argparse.Namespace, training: Sequence[str]) -> int:
         try:
             found, cluster, notes = answer(options, training, _silence if silent else line)
         except Failure as error:
-            print(f"shardscale: {error}", file=sys.stderr)
+            tell(error)
             return ExitCode.FAILED
     show(found, options, training, cluster, notes)
     fits = found.best_first[0].verdict != "does not fit"
@@ -172,7 +172,7 @@ def show(
                 label = best.run.config.model.label
                 say(f"\n{MODEL_FOLDER}: the folder with the weights of {label}")
     if options.apply is not None and not applied:
-        print(f"shardscale: --apply {options.apply}: nothing fits: not written", file=sys.stderr)
+        tell(f"--apply {options.apply}: nothing fits: not written")
 
 
 def best_command(

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -13,9 +12,7 @@ from launcher.forecast.strategies import forecast_of
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace.asked import asked_of
 from launcher.forecast.trace.blocks import on_host, trace_micro_batch
-from launcher.forecast.trace.events import (
-    MicroBatch,
-)
+from launcher.forecast.trace.events import MicroBatch, TraceRequest
 from launcher.forecast.trace.shortened import Shortened, shortened
 from launcher.forecast.trace.template import local_rows
 from launcher.measure.hardware import Gpu
@@ -90,13 +87,15 @@ def predict(
     strategy = strategy_of(resolved.config)
     if unknown := unknown_versions(strategy):
         raise UserError(unknown)
-    seen, mesh = _seen(resolved, world_size, device_type, rank)
-    buffers = _built(replace(seen, memory_bytes=memory_bytes))
-    found = _followed(seen, mesh, buffers, gpu)
-    if rank is None and buffers.last_may_need_more:
-        seen, mesh = _seen(resolved, world_size, device_type, world_size - 1)
+
+    def followed(rank: int | None) -> tuple[Prediction, Buffers]:
+        seen, mesh = _seen(resolved, world_size, device_type, rank)
         buffers = _built(replace(seen, memory_bytes=memory_bytes))
-        last = _followed(seen, mesh, buffers, gpu)
+        return _followed(seen, mesh, buffers, gpu), buffers
+
+    found, buffers = followed(rank)
+    if rank is None and buffers.last_may_need_more:
+        last, _ = followed(world_size - 1)
         last_is_worse = last.peak_bytes > found.peak_bytes
         found = replace(last, other=found) if last_is_worse else replace(found, other=last)
     return found
@@ -214,15 +213,15 @@ def _seen(
     return seen, mesh
 
 
-def _trace(rank: Rank, asked: dict[str, Any]) -> MicroBatch:
-    trace = trace_micro_batch(**asked)
+def _trace(rank: Rank, asked: TraceRequest) -> MicroBatch:
+    trace = trace_micro_batch(asked)
     return on_host(trace) if _leaves_for_host(rank) else trace
 
 
 def _shortened(rank: Rank, mesh: Mesh, gpu: Gpu | None) -> Shortened:
     """Many choices of a plan have the same."""
     asked = asked_of(rank.resolved, mesh, device_type=rank.device_type, gpu=gpu)
-    key = (*asked.values(), _leaves_for_host(rank))
+    key = (asked, _leaves_for_host(rank))
     if key not in _SHORTENED:
         trace = _trace(rank, asked)
         _SHORTENED[key] = shortened(trace, whole_blocks=rank.device_type != "cpu")

@@ -32,6 +32,7 @@ FOLDER: Final = "plan"
 MAX_FILES: Final = 4096
 """Entries, a few KB each; the oldest are removed beyond."""
 _LEDGERS: Final = ("held", "first_step", "peak")
+_NUMBERS: Final = ("host_bytes", "disk_bytes", "micro_batch_bytes")
 
 
 class PredictionCache:
@@ -127,12 +128,8 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _as_record(found: Prediction) -> dict[str, Any]:
     ledgers = {name: getattr(found, name).as_dict() for name in _LEDGERS}
-    return ledgers | {
-        "peaks": [[*when, size_bytes] for when, size_bytes in found.peaks.items()],
-        "host_bytes": found.host_bytes,
-        "disk_bytes": found.disk_bytes,
-        "micro_batch_bytes": found.micro_batch_bytes,
-    }
+    peaks = [[*when, size_bytes] for when, size_bytes in found.peaks.items()]
+    return ledgers | {name: getattr(found, name) for name in _NUMBERS} | {"peaks": peaks}
 
 
 def _prediction(record: dict[str, Any]) -> Prediction:
@@ -140,10 +137,8 @@ def _prediction(record: dict[str, Any]) -> Prediction:
         held=_ledger(record["held"]),
         first_step=_ledger(record["first_step"]),
         peak=_ledger(record["peak"]),
+        **{name: record[name] for name in _NUMBERS},
         peaks={(period, phase): size for period, phase, size in record["peaks"]},
-        host_bytes=record["host_bytes"],
-        disk_bytes=record["disk_bytes"],
-        micro_batch_bytes=record["micro_batch_bytes"],
         events=(),
         streams={},
     )

@@ -6,7 +6,6 @@ import os
 import platform
 import socket
 import statistics
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
 from launcher.parallel.rendezvous import stay_on_this_node
 from launcher.parallel.world import choose_device
-from launcher.util.errors import WHY, ExitCode, Failure, UserError, naming, refused
+from launcher.util.errors import WHY, ExitCode, Failure, UserError, naming, refused, tell
 from launcher.util.files import check_new_file
 from launcher.util.processes import die_with, usable_cores
 from launcher.util.startup import deaf_children
@@ -48,12 +47,12 @@ def write_profile(options: argparse.Namespace) -> int:
             nproc=nproc,
             effort=Effort.for_device(device_type),
             disk_folder=options.out.absolute().parent,
-            say=lambda text: print(f"shardscale: {text}", file=sys.stderr, flush=True),
+            say=tell,
         )
         with options.out.open("x", encoding="utf-8") as file:
             file.write(machine.as_json())
     except Failure as error:
-        print(f"shardscale: {error}", file=sys.stderr)
+        tell(error)
         return ExitCode.FAILED
     print(f"{machine.name}: written to {options.out}")
     return ExitCode.DONE

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,9 +16,9 @@ from launcher.forecast.evaluation import (
     Failed,
     Progress,
     Search,
+    any_fits,
     evaluate,
     exceeds_host_memory,
-    fits_in_node,
 )
 from launcher.forecast.order import VERDICTS, best_first
 from launcher.forecast.predict import by_category
@@ -51,17 +51,16 @@ def plan(config: RunConfig, fixed: set[str], search: Search, *, progress: Progre
         Failure: none could be evaluated.
     """
     largest = search.goal == LARGEST_MODEL
-    any_fit = dataclasses.replace(search, any_fit=True)
+    until_one_fits = dataclasses.replace(search, any_fit=True)
     for model, candidates in _models(config, fixed, search):  # noqa: B007  # read below
-        if largest and not _any_fits(_evaluate_leanest(candidates, any_fit, progress), search):
+        leanest = _evaluate_leanest(candidates, until_one_fits, progress) if largest else []
+        if largest and not any_fits(leanest, search.cluster):
             continue
-        results = evaluate(candidates, search, progress)
-        if not largest or _any_fits(results, search):
+        assessed, failed = evaluate(candidates, search, progress)
+        if not largest or any_fits(assessed, search.cluster):
             break
     else:  # the smallest one shows what is missing
-        results = evaluate(candidates, search, progress)
-    assessed = [result for result in results if isinstance(result, Assessment)]
-    failed = [result for result in results if isinstance(result, Failed)]
+        assessed, failed = evaluate(candidates, search, progress)
     if not assessed:
         raise Failure(
             f"the planner failed on all {len(failed)} choices, on the first with "
@@ -122,9 +121,7 @@ def _with_adapters(
             candidates = choices_on(search.cluster, changed, fixed | {"model", "quantize_base"})
             # Frozen weights are kept in the precision that computes.
             low = [choice for choice in candidates if choice.precision != "fp32"]
-            results = _evaluate_leanest(low or candidates, search, progress)
-            assessed = [result for result in results if isinstance(result, Assessment)]
-            best = ranked(assessed, search)[:1]
+            best = ranked(_evaluate_leanest(low or candidates, search, progress), search)[:1]
             if best and best[0].verdict != VERDICTS[-1]:
                 return best[0]
     return None
@@ -132,24 +129,17 @@ def _with_adapters(
 
 def _evaluate_leanest(
     candidates: Sequence[Choice], search: Search, progress: Progress
-) -> list[Assessment | Failed]:
-    """Evaluate what may show that anything fits at all."""
-    least, best_only = _lowest_memory(candidates), dataclasses.replace(search, best_only=True)
-    return evaluate(least, best_only, progress)
-
-
-def _lowest_memory(candidates: Sequence[Choice]) -> list[Choice]:
-    """Candidates with most recomputation, at their smallest micro-batch."""
-    least = most_recomputed(candidates)
-    return [
+) -> list[Assessment]:
+    """Evaluate what shows if anything fits at all: those with most recomputation, at their smallest
+    micro-batch."""
+    most = most_recomputed(candidates)
+    leanest = [
         dataclasses.replace(choice, runs=choice.runs[:1], unbounded=None)
         for choice in candidates
-        if choice.checkpointing == least
+        if choice.checkpointing == most
     ]
-
-
-def _any_fits(results: Iterable[Assessment | Failed], search: Search) -> bool:
-    return any(fits_in_node(result, search.cluster) for result in results)
+    assessed, _ = evaluate(leanest, dataclasses.replace(search, best_only=True), progress)
+    return assessed
 
 
 def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment]:
@@ -161,10 +151,9 @@ def ranked(assessments: Sequence[Assessment], search: Search) -> list[Assessment
     wanted = by_goal.get(search.goal, lambda a: 0)
 
     def key(a: Assessment) -> tuple[int, ...]:
-        if a.verdict == VERDICTS[-1]:
-            return (True, VERDICTS.index(a.verdict))
+        fits = a.verdict != VERDICTS[-1]
         crowded = search.goal == LARGEST_MODEL and exceeds_host_memory(a, search.cluster)
-        return (crowded, VERDICTS.index(a.verdict), wanted(a))
+        return (crowded or not fits, VERDICTS.index(a.verdict), wanted(a) if fits else 0)
 
     numbers = best_first([a.merit for a in assessments])
     return sorted((assessments[number] for number in numbers), key=key)

@@ -88,35 +88,13 @@ def table(
     columns = [*COLUMNS, *([] if price is None else [PRICE]), WHERE]
     if not same_batch(shown):  # seconds of different batches cannot be compared
         columns.remove(SECONDS)
-    rows: list[list[str | Text]] = []
     fastest = max(a.merit.tokens_per_s for a in shown if a.verdict == shown[0].verdict)
-    tied = 0
-    for a in shown:
-        tied += a.time is not None and ties(a.time.tokens_per_s, fastest)
-        cost = []
-        if price is not None and a.time is not None:
-            per_million = price * cluster.world_size * 1e6 / a.time.tokens_per_s / 3600
-            cost = [f"{per_million:.3f}"]
-        elif price is not None:
-            cost = ["-"]
-        rows.append(
-            [
-                a.choice.label,
-                str(a.run.config.data.micro_batch),
-                a.choice.precision,
-                a.choice.checkpointing,
-                gib(a.used_bytes),
-                f"{a.used_bytes / a.memory_bytes:.0%}",
-                Text(a.verdict, _STYLES[a.verdict]),
-                "-" if a.time is None else speed(a.time, fastest),
-                *(["-" if a.time is None else seconds(a.time)] if SECONDS in columns else []),
-                str(a.largest_micro_batch or "-"),
-                *cost,
-                a.highest_in,
-            ]
-        )
-    rows += [_failed_row(each, columns) for each in failed]
+    per_hour = (price or 0.0) * cluster.world_size
+    cells = [_cells(a, fastest, per_hour) for a in shown]
+    cells += [_named(each) | {"verdict": Text(FAILED, "red")} for each in failed]
+    rows = [[each.get(column.name, "-") for column in columns] for each in cells]
     print_table(columns, rows, otherwise="--json has them all, --page FILE.html draws them")
+    tied = sum(a.time is not None and ties(a.time.tokens_per_s, fastest) for a in shown)
     for line in legend([row[0] for row in rows], tied=tied > 1):
         say(line)
     for line in _compiled_lines(shown):
@@ -125,6 +103,34 @@ def table(
         say(line)
     if len(shown) + len(failed) < choices:
         say(f"best candidate of each sharding; --all or --json shows all {choices}")
+
+
+def _named(result: Assessment | Failed) -> dict[str, str | Text]:
+    choice = result.choice
+    return {
+        "sharding": choice.label,
+        "precision": choice.precision,
+        "recompute": choice.checkpointing,
+    }
+
+
+def _cells(a: Assessment, fastest: float, price_per_hour: float) -> dict[str, str | Text]:
+    """Return column -> cell, without those that are unknown."""
+    cells = _named(a) | {
+        "microbatch": str(a.run.config.data.micro_batch),
+        "predicted": gib(a.used_bytes),
+        "of memory": f"{a.used_bytes / a.memory_bytes:.0%}",
+        "verdict": Text(a.verdict, _STYLES[a.verdict]),
+        "largest batch": str(a.largest_micro_batch or "-"),
+        "highest in": a.highest_in,
+    }
+    if a.time is not None:
+        cells |= {
+            "tokens/s": speed(a.time, fastest),
+            "s/step": seconds(a.time),
+            "per M tokens": f"{price_per_hour * 1e6 / a.time.tokens_per_s / 3600:.3f}",
+        }
+    return cells
 
 
 def legend(labels: Sequence[str | Text], *, tied: bool) -> list[str]:
@@ -146,17 +152,6 @@ def _compiled_lines(shown: Sequence[Assessment]) -> Iterable[str]:
     found = [a.choice.label for a in shown if a.run.compile_reason and a.run.config.loop.compiles]
     if 0 < len(found) < len(shown):
         yield f"compiled by --compile auto: {', '.join(dict.fromkeys(found))}"
-
-
-def _failed_row(failed: Failed, columns: Sequence[Column]) -> list[str | Text]:
-    choice = failed.choice
-    cells: dict[str, str | Text] = {
-        "sharding": choice.label,
-        "precision": choice.precision,
-        "recompute": choice.checkpointing,
-        "verdict": Text(FAILED, "red"),
-    }
-    return [cells.get(column.name, "-") for column in columns]
 
 
 def _failure_lines(failed: Sequence[Failed]) -> list[str]:

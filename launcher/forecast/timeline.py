@@ -69,9 +69,10 @@ class Timeline:
         self.peaks_elsewhere = {"host": 0, "disk": 0}
         self.streams: dict[int, str] = {}
         self.whole_blocks = device_type != "cpu"
-        self._on_host_itself = device_type == "cpu"
+        """A GPU's allocator has whole blocks; a CPU is the host itself."""
         self._log: list[tuple[int, int] | AllocationSummary] = []
-        self._current = 0
+        self.current_bytes = 0
+        """On the device now."""
         self._elsewhere = {"host": 0, "disk": 0}
         self._phase_high = 0
         self._highs: dict[str, _High] = {}
@@ -84,16 +85,11 @@ class Timeline:
         """All of them so far."""
         return Events(self._log, self._storages)
 
-    @property
-    def current_bytes(self) -> int:
-        """On the device now."""
-        return self._current
-
     def enter(self, phase: str) -> None:
         """Phases may come several times in a period; the highest counts."""
         self.phase = phase
         # sets `_phase_high`, too, which else would still be that of the phase before
-        self._note(self._current)
+        self._note(self.current_bytes)
 
     def allocate(
         self,
@@ -110,7 +106,7 @@ class Timeline:
         page-locked."""
         if size_bytes == 0:
             return
-        if where == "host" and self._on_host_itself:
+        if where == "host" and not self.whole_blocks:
             where = "device"
         if pinned and where == "host":
             size_bytes = page_locked_bytes(size_bytes)
@@ -125,11 +121,11 @@ class Timeline:
             self._live[key] = _Live(number, size_bytes, blocks, category, where)
             self._log.append((number, size_bytes))
             self._lines[category] += size_bytes
-            self._current += blocks
+            self.current_bytes += blocks
             if stream is not None:
                 self.streams[number] = stream
-            if self._current > self._phase_high:
-                self._note(self._current)
+            if self.current_bytes > self._phase_high:
+                self._note(self.current_bytes)
         else:
             self._live[key] = _Live(number, size_bytes, 0, category, where)
             self._elsewhere[where] += size_bytes
@@ -144,26 +140,26 @@ class Timeline:
         if live.where == "device":
             self._log.append((live.number, 0))
             self._lines[live.category] -= live.size_bytes
-            self._current -= live.block_bytes
+            self.current_bytes -= live.block_bytes
         else:
             self._elsewhere[live.where] -= live.size_bytes
 
     def run(self, summary: AllocationSummary) -> None:
         """Take in what lies between; its storages have no names here."""
         self._log.append(summary)
-        top = self._current + summary.rise_bytes
+        top = self.current_bytes + summary.rise_bytes
         if top > self._phase_high:
             lines = dict(self._lines)
             for category, change in summary.lines_at_rise:
                 lines[category] += change
             self._note(top, lines)
-        self._current += summary.net_bytes
+        self.current_bytes += summary.net_bytes
         for category, change in summary.lines:
             self._lines[category] += change
 
     def empty_cache(self) -> None:
         """A GPU's allocator gives back what nothing lies in."""
-        if not self._on_host_itself:
+        if self.whole_blocks:
             self._log.append((EMPTY_CACHE, 0))
 
     def rename(self, key: Hashable, new: Hashable, category: str) -> None:

@@ -4,6 +4,7 @@ Arithmetic over the achieved rate, bytes over memory bandwidth, transfers over l
 device does at the same time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -18,10 +19,10 @@ from launcher.forecast.efficiency import (
     predicted_range,
 )
 from launcher.forecast.machine import Machine
-from launcher.forecast.on_gpu import device_s, dispatched
+from launcher.forecast.on_gpu import device_s
 from launcher.forecast.strategies import forecast_of
 from launcher.forecast.trace.work import Work
-from launcher.forecast.traffic import Wire
+from launcher.forecast.traffic import Hooks, Wire
 from launcher.forecast.work import passes_work
 from launcher.measure.hardware import find_gpu
 from launcher.model.config import ModelConfig
@@ -97,11 +98,15 @@ def step_seconds(
     """
     ranks_per_node = min(world_size, gpus_per_node)
     machine = machine.shared_by(ranks_per_node)
-    hooks = hook_operators(resolved, world_size, machine.device)
+    sharding = resolved.config.sharding
+    wire = Wire(resolved, world_size=world_size, device_type=machine.device)
+    traffic = forecast_of(resolved.config).traffic(wire)
+    groups = groups_of(sharding, world_size=world_size, ranks_per_node=ranks_per_node)
+    hooks = hook_operators(resolved, traffic.hooks)
     works = passes_work(resolved)
     forward = compute_s(works[0], resolved, machine, hooks[0])
     backward = compute_s(works[1], resolved, machine, hooks[1])
-    moves = timed(resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine)
+    moves = timed(resolved, traffic, groups, machine)
     update_s = optimizer_s(
         resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine
     )
@@ -114,7 +119,7 @@ def step_seconds(
         "forward": [(moves["forward"], forward, times)],
         "backward": [
             (moves["backward"], backward, times - 1),
-            ((*moves["backward"], *moves["last_backward"]), backward, 1),
+            ([*moves["backward"], *moves["last_backward"]], backward, 1),
         ],
         "step": [(moves["step"], 0.0, 1)],
     }
@@ -123,10 +128,7 @@ def step_seconds(
         for phase, passes in parts.items()
     }
     busy = sum(
-        n * transfer.seconds
-        for passes in parts.values()
-        for some, _, n in passes
-        for transfer in some
+        n * seconds for passes in parts.values() for some, _, n in passes for seconds, _ in some
     )
     return StepTime(
         forward_s=times * forward + waits["forward"],
@@ -139,7 +141,7 @@ def step_seconds(
 
 
 def exposed_s(
-    transfers: tuple[TimedTransfer, ...], compute: float, contention: float | None
+    transfers: Sequence[TimedTransfer], compute: float, contention: float | None
 ) -> float:
     """Seconds that a pass waits for its transfers.
 
@@ -147,18 +149,16 @@ def exposed_s(
     totals; what comes before the first block's compute or after the last one's waits in full.
     Side by side each slows the other, by `contention` of the shorter; None: nothing overlaps.
     """
-    hideable = sum(t.seconds for t in transfers if t.hideable)
-    rest = sum(t.seconds for t in transfers if not t.hideable)
+    hideable = sum(seconds for seconds, hides in transfers if hides)
+    rest = sum(seconds for seconds, hides in transfers if not hides)
     if contention is None:
         return rest + hideable
     return rest + max(0.0, hideable - compute) + contention * min(hideable, compute)
 
 
-def hook_operators(resolved: Resolved, world_size: int, device_type: str) -> tuple[float, float]:
+def hook_operators(resolved: Resolved, hooks: Hooks) -> tuple[float, float]:
     """Return what a strategy's own Python takes of the host, in a forward and in a backward, in
     operators that it could dispatch meanwhile."""
-    wire = Wire(resolved, world_size=world_size, device_type=device_type)
-    hooks = forecast_of(resolved.config).traffic(wire).hooks
     once = hooks.modules * FETCH_HOOK_OPERATORS + hooks.groups * GROUP_HOOK_OPERATORS
     model = resolved.own_model
     words = model.checkpointing.blocks(model.layers)
@@ -178,7 +178,8 @@ def compute_s(work: Work, resolved: Resolved, machine: Machine, hooks: float = 0
     type_ = rated_type(resolved, machine)
     if machine.overlaps:
         # The host runs ahead of the GPU, so that only the slower of the two shows.
-        started_s = (dispatched(work, resolved) + hooks) * machine.operator_s
+        one_by_one = 0.0 if resolved.config.loop.cuda_graphs else work.operators
+        started_s = (one_by_one + hooks) * machine.operator_s
         return max(device_s(work, resolved, machine, type_), started_s)
     return (
         # on a CPU the same cores dispatch and compute, one thing after the other
@@ -233,11 +234,11 @@ def optimizer_s(
     arXiv:2104.07857, section 5).
     """
     config, model = resolved.config, resolved.own_model
-    shard = groups_of(config.sharding, world_size=world_size, ranks_per_node=ranks_per_node).shard
+    shard_ranks = config.sharding.shard_ranks(world_size) // config.sharding.replicate
     strategy = strategy_of(config)
     element = strategy.dtypes(config).computed.itemsize
     sharded = strategy.variant(config.sharding).level > 0
-    own = model.trained_parameter_count / (shard.size if sharded else 1)
+    own = model.trained_parameter_count / (shard_ranks if sharded else 1)
     offload, fraction = config.sharding.offload_optimizer, config.sharding.offload_fraction
     if offload == "none":
         return _update_s(resolved, own, machine.device, element=element, machine=machine)

@@ -20,6 +20,9 @@ from launcher.strategies.parameters import parameters_of
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Move = Literal["copy", "to_device", "to_host"]
 """Within a device (read and written), and over the link between host and device."""
+GroupName = Literal["shard", "replica", "sequence", "tensor"]
+"""Ranks that each have a shard of the same states, that have the same shard, that share sequences,
+and that share matrices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +33,7 @@ class Transfer:
     size_bytes: float
     pieces: float = 1
     """Issued one after the other, each with its own latency."""
-    replicas: bool = False
-    """Among the ranks that hold the same shard, not among those that share it."""
+    among: GroupName = "shard"
     hideable: bool = True
     """Computation can go on meanwhile."""
 
@@ -61,13 +63,6 @@ class Traffic:
     last_backward: tuple[Transfer, ...] = ()
     step: tuple[Transfer, ...] = ()
     hooks: Hooks = NO_HOOKS
-
-
-class Reduced(NamedTuple):
-    """Count parameters by the time at which their gradients are complete."""
-
-    before_embeddings: float
-    embeddings: int
 
 
 class Wire:
@@ -100,11 +95,11 @@ class Wire:
         self.tensors = _trained_tensors(model)
         """That have gradients."""
         self.head = 0 if model.tied else model.vocab_size * model.d_model
-        if model.lora is None:
-            self.trained = Reduced(self.blocks + self.head, self.embeddings)
-        else:
-            self.trained = Reduced(model.trained_parameter_count, 0)
         trained = model.trained_parameter_count
+        whole = model.lora is None
+        self.trained_early: float = self.blocks + self.head if whole else trained
+        """Parameters whose gradients are complete before those of the embeddings."""
+        self.trained_embeddings = self.embeddings if whole else 0
         resting = self.stored_bytes * trained
         resting += self.computed_bytes * (model.parameter_count - trained)
         self.resting_bytes = resting / model.parameter_count
@@ -129,9 +124,9 @@ class Wire:
     ) -> Iterator[Transfer]:
         """Sum whole gradients of `element` bytes each. The embeddings' come last: nothing is left
         to hide them behind."""
-        before = element * self.trained.before_embeddings
+        before = element * self.trained_early
         yield Transfer(kind="all_reduce", size_bytes=before, pieces=pieces, hideable=hideable)
-        if last := element * self.trained.embeddings:
+        if last := element * self.trained_embeddings:
             yield Transfer(kind="all_reduce", size_bytes=last, hideable=False)
 
     def gather_model(self, host_element: float, *, groups: int) -> Iterator[Transfer]:
@@ -148,8 +143,8 @@ class Wire:
         """Copy gradients of `element` bytes into a buffer, reduce-scatter them, all-reduce the
         shards across replicas, group by group; the embeddings' come last. Then offload them."""
         for parameters, pieces, hideable in (
-            (self.trained.before_embeddings, groups, True),
-            (self.trained.embeddings, 1, False),
+            (self.trained_early, groups, True),
+            (self.trained_embeddings, 1, False),
         ):
             if parameters == 0:
                 continue
@@ -161,7 +156,7 @@ class Wire:
             yield sent
             shard = size / self.shard_ranks
             # among the replicas of the shard; 0 s where there is one
-            yield replace(sent, kind="all_reduce", size_bytes=shard, replicas=True)
+            yield replace(sent, kind="all_reduce", size_bytes=shard, among="replica")
         yield from self.gradients_to_host()
 
     def gradients_to_host(self) -> Iterator[Transfer]:

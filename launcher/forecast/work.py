@@ -2,12 +2,11 @@
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
 
 from launcher.config.resolve import Resolved
 from launcher.forecast.trace.asked import asked_of
 from launcher.forecast.trace.blocks import micro_batch_work, pass_work, shallow
-from launcher.forecast.trace.events import Place
+from launcher.forecast.trace.events import Place, TraceRequest
 from launcher.forecast.trace.stored import stored_template
 from launcher.forecast.trace.work import Work
 from launcher.parallel.mesh import Mesh
@@ -19,12 +18,12 @@ def passes_work(resolved: Resolved) -> tuple[Work, Work]:
 
     A chunked loss computes its gradients in the forward (model/loss.py).
     """
-    return pass_work(**_asked(resolved))
+    return pass_work(_asked(resolved))
 
 
 def block_flops(resolved: Resolved) -> list[float]:
     """FLOPs of each block's backward, recomputation included."""
-    works = micro_batch_work(**_asked(resolved))
+    works = micro_batch_work(_asked(resolved))
     backward = [works[Place("block_backward", n)] for n in range(resolved.model.layers)]
     return [work.matmul_flops + work.attention_flops for work in backward]
 
@@ -45,11 +44,11 @@ def import_for_recording(runs: Sequence[Resolved]) -> None:
 
 def _is_stored(run: Resolved) -> bool:
     asked = _asked(run)
-    few, *_ = shallow(asked["model"])
-    return stored_template(few, asked["compute"], asked["seq_len"], asked["rank"]) is not None
+    few, *_ = shallow(asked.model)
+    return stored_template(asked._replace(model=few)) is not None
 
 
-def _asked(resolved: Resolved) -> dict[str, Any]:
+def _asked(resolved: Resolved) -> TraceRequest:
     """Ask for the rank with the last part of a sequence and of the matrices, as `predict` does."""
     sharding = resolved.config.sharding
     ranks = sharding.context_parallel * sharding.tensor_parallel

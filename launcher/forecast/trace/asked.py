@@ -1,11 +1,9 @@
 """The recording that a run asks for."""
 
-from typing import Any
-
 import torch
 
 from launcher.config.resolve import Resolved
-from launcher.forecast.trace.events import Compute
+from launcher.forecast.trace.events import Compute, TraceRequest
 from launcher.measure.hardware import Gpu
 from launcher.model.attention.selection import kernel_for
 from launcher.model.foreign.config import FROZEN_FP32, ForeignConfig
@@ -15,8 +13,8 @@ from launcher.strategies import strategy_of, variant_of
 
 def asked_of(
     resolved: Resolved, mesh: Mesh, *, device_type: str, gpu: Gpu | None = None
-) -> dict[str, Any]:
-    """Arguments of `trace_micro_batch`, `micro_batch_work` and `pass_work` for a rank at `mesh`."""
+) -> TraceRequest:
+    """Return what to trace for a rank at `mesh`."""
     config = resolved.config
     types = strategy_of(config).dtypes(config)
     low = types.computed.itemsize == 2
@@ -38,10 +36,6 @@ def asked_of(
         fp8=config.optim.precision == "fp8",
         fp16=types.computed is torch.float16 and composed,
     )
-    return {
-        "model": resolved.model,
-        "compute": compute,
-        "micro_batch": config.data.micro_batch,
-        "seq_len": resolved.local_seq_len,
-        "rank": mesh.model,
-    }
+    return TraceRequest(
+        resolved.model, compute, config.data.micro_batch, resolved.local_seq_len, mesh.model
+    )

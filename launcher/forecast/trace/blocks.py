@@ -19,7 +19,6 @@ from operator import itemgetter
 from launcher.forecast.trace.events import (
     Allocated,
     AllocationId,
-    Compute,
     Event,
     Freed,
     Gradient,
@@ -29,6 +28,7 @@ from launcher.forecast.trace.events import (
     Place,
     Segment,
     Trace,
+    TraceRequest,
 )
 from launcher.forecast.trace.foreign import block_kinds, with_blocks
 from launcher.forecast.trace.micro_batches import trace_of, work_of
@@ -38,7 +38,6 @@ from launcher.model.checkpointing import spelled
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.parts import block_of, in_block
-from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.util.sizes import page_locked_bytes
 
 _NEIGHBOURS = 2
@@ -47,32 +46,16 @@ block's own begin is among the next one's, and numbered as that one's are."""
 
 
 @cache
-def trace_micro_batch(
-    model: ModelConfig,
-    compute: Compute,
-    *,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank = WHOLE_MODEL,
-) -> MicroBatch:
-    """The events of one forward and backward of [micro_batch, seq_len] tokens, local ones of their
-    sequences with context parallelism, on one rank of those that compute a model; cached."""
-    few, traced, representatives = shallow(model)
-    asked = few, compute, micro_batch, seq_len, rank
-    trace = stored_trace(*asked) or trace_of(*asked)
-    return _expanded(trace, traced, representatives)
+def trace_micro_batch(asked: TraceRequest) -> MicroBatch:
+    """The events of one forward and backward; cached."""
+    few, traced, representatives = shallow(asked.model)
+    of_few = asked._replace(model=few)
+    return _expanded(stored_trace(of_few) or trace_of(of_few), traced, representatives)
 
 
-def micro_batch_work(
-    model: ModelConfig,
-    compute: Compute,
-    *,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank = WHOLE_MODEL,
-) -> dict[Place, Work]:
+def micro_batch_work(asked: TraceRequest) -> dict[Place, Work]:
     """Work of each segment of the same micro-batch; what a block recomputes is in its backward."""
-    of_few, representatives = _work_of_few(model, compute, micro_batch, seq_len, rank)
+    of_few, representatives = _work_of_few(asked)
     return {
         instance: work
         for place, work in of_few.items()
@@ -81,16 +64,9 @@ def micro_batch_work(
 
 
 @cache
-def pass_work(
-    model: ModelConfig,
-    compute: Compute,
-    *,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank = WHOLE_MODEL,
-) -> tuple[Work, Work]:
+def pass_work(asked: TraceRequest) -> tuple[Work, Work]:
     """Work of the whole forward and of the whole backward."""
-    of_few, representatives = _work_of_few(model, compute, micro_batch, seq_len, rank)
+    of_few, representatives = _work_of_few(asked)
     layers = Counter(representatives)
     forward = backward = NO_WORK
     for place, work in of_few.items():
@@ -102,20 +78,21 @@ def pass_work(
     return forward, backward
 
 
-def _work_of_few(
-    model: ModelConfig, compute: Compute, *where: *tuple[int, int, ModelParallelRank]
-) -> tuple[dict[Place, Work], list[int]]:
+def _work_of_few(asked: TraceRequest) -> tuple[dict[Place, Work], list[int]]:
     """Return the work of a shallow model, and for each block the one that represents it."""
-    few, _, representatives = shallow(model)
-    asked = few, compute, *where
-    return stored_work(*asked) or work_of(*asked), representatives
+    few, _, representatives = shallow(asked.model)
+    of_few = asked._replace(model=few)
+    return stored_work(of_few) or work_of(of_few), representatives
 
 
 def shallow(model: ModelConfig) -> tuple[ModelConfig, list[int], list[int]]:
     """Return a model of representative blocks, the numbers that they have in the deep model, and
     for each block of that one the block that represents it."""
     words = model.checkpointing.blocks(model.layers)
-    kinds = _kinds(words, model)
+    # Blocks of one kind have the same events, neighbours apart.
+    kinds = [*words]
+    if model.lora is not None:
+        kinds[0] += ", input without gradient"
     if isinstance(model, ForeignConfig):  # its blocks may differ
         kinds = [f"{kind}, {own}" for kind, own in zip(kinds, block_kinds(model), strict=True)]
     traced, representatives = _representative_blocks(kinds)
@@ -129,16 +106,6 @@ def shallow(model: ModelConfig) -> tuple[ModelConfig, list[int], list[int]]:
     if theirs is None:
         return model, [*range(model.layers)], [*range(model.layers)]
     return replace(theirs, activation_checkpointing=spelling), traced, representatives
-
-
-def _kinds(words: Sequence[str], model: ModelConfig) -> list[str]:
-    """Blocks of one kind have the same events, neighbours apart.
-
-    Args:
-        words: what each block says of its checkpointing.
-    """
-    first, *others = words
-    return [first if model.lora is None else f"{first}, input without gradient", *others]
 
 
 def _representative_blocks(kinds: Sequence[str]) -> tuple[list[int], list[int]]:

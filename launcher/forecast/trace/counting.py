@@ -45,11 +45,17 @@ class WorkCounter:
         """Return the work of the segment that runs."""
         return self.works[self.place, self.repeat]
 
+    def launched(self) -> SegmentWork:
+        """Count a kernel, and the operator that starts it; returns the segment's work."""
+        self.here.operators += 1
+        self.here.kernels += 1
+        return self.here
+
     def operator(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """An operator has run."""
         if self.paused:
             return
-        here, kind = self.works[self.place, self.repeat], kind_of(func)
+        here, kind = self.here, kind_of(func)
         if kind == "collective":
             # The whole tensor is the larger one: the result of a gather, the operand of a
             # reduce-scatter.
@@ -77,9 +83,7 @@ class WorkCounter:
     def fused(self, moved: Iterable[int]) -> None:
         """A kernel of compiled code has run, which has read and written so many bytes."""
         if not self.paused:
-            self.here.operators += 1
-            self.here.kernels += 1
-            self.here.fused_bytes.update(moved)
+            self.launched().fused_bytes.update(moved)
 
     def product(
         self,
@@ -166,10 +170,8 @@ def as_kernel(compute: Callable[[], T], *read: Tensor) -> T:
     # The operators that stand for the kernel here must not be counted as well.
     with paused():
         out = compute()
-    here = _active[-1].here
-    here.operators += 1
-    here.kernels += 1
-    here.elementwise_bytes.update(tensor.nbytes for tensor in (*read, *tensors_in((out,))))
+    moved = (tensor.nbytes for tensor in (*read, *tensors_in((out,))))
+    _active[-1].launched().elementwise_bytes.update(moved)
     return out
 
 
@@ -183,9 +185,7 @@ def note_product(
 ) -> None:
     """Count a product left x right that no operator of the recording computes."""
     if _counts():
-        here = _active[-1].here
-        here.operators += 1
-        here.kernels += 1
+        _active[-1].launched()
         _active[-1].product(left, right, out, total=total, fp8=fp8)
 
 

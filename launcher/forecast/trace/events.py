@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from launcher.forecast.trace.work import Repeat, SegmentWork
+from launcher.model.config import ModelConfig
+from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
 from launcher.strategies.ledger import Where
 
 Part = Literal["embed", "block", "head", "head_backward", "block_backward", "embed_backward"]
@@ -105,6 +107,17 @@ class Compute:
     own_kernels: bool = True
 
 
+class TraceRequest(NamedTuple):
+    """A micro-batch to trace: forward and backward of [micro_batch, seq_len] tokens, local ones of
+    their sequences with context parallelism, on one rank of those that compute a model."""
+
+    model: ModelConfig
+    compute: Compute
+    micro_batch: int
+    seq_len: int
+    rank: ModelParallelRank = WHOLE_MODEL
+
+
 WorkspaceOf = Literal["sum", "embedding", "shared heads"]
 WorkspaceBytes = Callable[[WorkspaceOf, Sequence[int]], int]
 """(kernel, sizes of what it works on) -> bytes that a GPU takes while it runs; see
@@ -114,8 +127,7 @@ Works = dict[tuple[Place, Repeat], SegmentWork]
 AllocationId = tuple[Place, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime:
+class Lifetime(NamedTuple):
     """Allocation of a storage and its free, if within the micro-batch, by event number."""
 
     allocation: AllocationId

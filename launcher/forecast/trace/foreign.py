@@ -3,14 +3,16 @@ lack."""
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from launcher.forecast.trace.patched import patched
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import USERS, ForeignConfig
 from launcher.model.foreign.decoder import skeleton
@@ -58,22 +60,17 @@ def with_blocks(model: ForeignConfig, numbers: Sequence[int]) -> ForeignConfig |
     return few if block_kinds(few) == tuple(kinds[n] for n in numbers) else None
 
 
-@contextlib.contextmanager
-def fake_experts(model: ModelConfig, dtype: torch.dtype) -> Iterator[None]:
+def fake_experts(model: ModelConfig, dtype: torch.dtype) -> AbstractContextManager[None]:
     """Give transformers grouped products of experts on fake tensors: torch fakes its own in bf16
     only. Nothing for our own decoder."""
     if dtype == torch.bfloat16 or not isinstance(model, ForeignConfig) or USERS in model.fields:
-        yield
-        return
+        return contextlib.nullcontext()
     from transformers.integrations import moe
 
-    experts = cast(Any, moe)
-    grouped = experts._grouped_mm
-    experts._grouped_mm = lambda rows, weight, offs: _GroupedProduct.apply(rows, weight, offs)
-    try:
-        yield
-    finally:
-        experts._grouped_mm = grouped
+    def grouped(rows: Tensor, weight: Tensor, offs: Tensor) -> Any:
+        return _GroupedProduct.apply(rows, weight, offs)
+
+    return patched((moe, "_grouped_mm", grouped))
 
 
 class _GroupedProduct(torch.autograd.Function):

@@ -6,13 +6,15 @@ function that keeps its weight as it is (runtime/zero/linear.py). Both change wh
 when, so the trace does the same; without importing deepspeed, which takes longer than the trace.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from launcher.forecast.trace.patched import patched
 
 # (module name, whether it is entered, whether forwards)
 Mark = Callable[[str, bool, bool], None]
@@ -94,12 +96,6 @@ def _follow(value: Any, passing: Callable[[], None]) -> Any:
     return _Passing.apply(value, passing) if isinstance(value, Tensor) else value
 
 
-@contextlib.contextmanager
-def stage3_linears() -> Iterator[None]:
+def stage3_linears() -> AbstractContextManager[None]:
     """Replace `F.linear` as DeepSpeed does."""
-    original = F.linear
-    F.linear = _Linear.apply
-    try:
-        yield
-    finally:
-        F.linear = original
+    return patched((F, "linear", _Linear.apply))

@@ -36,6 +36,7 @@ from torch.nn.attention import SDPBackend
 
 from launcher.forecast.trace.counting import WorkCounter, as_kernel, note_product
 from launcher.forecast.trace.events import Compute
+from launcher.forecast.trace.patched import patched
 from launcher.model import fused
 from launcher.model import loss as head_loss
 from launcher.model.attention import kernel_for
@@ -147,21 +148,8 @@ def gpu_kernels(
     ]
     if not compute.own_kernels:
         changes.append((fused, "takes", lambda x: False))
-    with _changed(changes):
+    with patched(*changes):
         yield model
-
-
-@contextlib.contextmanager
-def _changed(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Give attributes of modules other values."""
-    before = [getattr(module, name) for module, name, _ in changes]
-    for module, name, value in changes:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for (module, name, _), value in zip(changes, before, strict=True):
-            setattr(module, name, value)
 
 
 def _attend(

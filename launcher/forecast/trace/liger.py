@@ -6,9 +6,8 @@ output's; a gated MLP keeps gate and input, and their gradients take these's pla
 are turned in place. The loss is computed in chunks, as ours is.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.forecast.trace.counting import as_kernel
+from launcher.forecast.trace.patched import patched
 
 _ROTATES: Final = "apply_rotary_pos_emb"
 # The gradient of a norm's output may be a residual's, too: `in_place=False`.
@@ -55,10 +55,9 @@ class _Gated(torch.autograd.Function):
         return ctx.saved_tensors
 
 
-@contextlib.contextmanager
-def liger_kernels(decoder: nn.Module) -> Iterator[None]:
+def liger_kernels(decoder: nn.Module) -> AbstractContextManager[None]:
     """Have the blocks of a decoder allocate as with Liger's kernels."""
-    turned: dict[Any, Any] = {}
+    turning = set()
     for module in decoder.modules():
         theirs = sys.modules[type(module).__module__]
         if type(module).__name__.endswith("RMSNorm"):
@@ -66,14 +65,8 @@ def liger_kernels(decoder: nn.Module) -> Iterator[None]:
         elif all(hasattr(module, name) for name in _GATED):
             module.forward = partial(_gated, module)
         if hasattr(theirs, _ROTATES):
-            turned.setdefault(theirs, getattr(theirs, _ROTATES))
-    for theirs in turned:
-        setattr(theirs, _ROTATES, lambda q, k, *_, **__: (q, k))
-    try:
-        yield
-    finally:
-        for theirs, original in turned.items():
-            setattr(theirs, _ROTATES, original)
+            turning.add(theirs)
+    return patched(*((theirs, _ROTATES, lambda q, k, *_, **__: (q, k)) for theirs in turning))
 
 
 def _normed(norm: Any, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
-from launcher.forecast.trace.events import Compute, Place, Trace, WorkspaceBytes
+from launcher.forecast.trace.events import Place, Trace, TraceRequest, WorkspaceBytes
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.repeats import COMPUTED_TILES
 from launcher.forecast.trace.template import (
@@ -24,6 +24,7 @@ from launcher.forecast.trace.template import (
     filled_work,
     local_rows,
     loss_chunks,
+    product_of,
     segment_work,
     template_of,
 )
@@ -33,7 +34,6 @@ from launcher.model.attention import fuses_scores
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import TRL_LOSS, ForeignConfig
 from launcher.model.loss import automatic_chunk_rows
-from launcher.parallel.mesh import ModelParallelRank
 from launcher.strategies.parameters import parameter_shapes
 
 _MOST_BYTES: Final = 2**60
@@ -43,32 +43,25 @@ _FEWEST_TOKENS: Final = 32
 """Length of a sequence, so that chunks of the loss have more rows than any dimension."""
 
 
-def trace_of(
-    model: ModelConfig,
-    compute: Compute,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank,
-) -> Trace:
+def trace_of(asked: TraceRequest) -> Trace:
     """Return `record_trace`'s result for a micro-batch, mostly from another one's recording."""
+    compute = asked.compute
     taken: WorkspaceBytes = partial(workspace_bytes, compute=compute)
-    copies = rank.context is not None or not fuses_scores(model)
+    copies = asked.rank.context is not None or not fuses_scores(asked.model)
     in_proportion = (
         compute.device_type == "cuda"
-        and not (micro_batch == 1 and copies)
-        and _grows_in_proportion(model, seq_len, rank)
+        and not (asked.micro_batch == 1 and copies)
+        and _grows_in_proportion(asked)
     )
     if not in_proportion:
-        return record_trace(model, compute, micro_batch, seq_len, rank, taken)
-    dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
-    tiles = _tiles(model, micro_batch * seq_len, rank)
+        return record_trace(asked, taken)
+    dimensions, chunked = _dimensions(asked)
     # One template serves all GPUs: `filled` computes the workspaces of this one.
-    recorded_as = replace(compute, resident_threads=0, heads_apart=False)
-    template = _template(
-        model, recorded_as, seq_len, rank, chunked=chunked, tiles=min(tiles, COMPUTED_TILES + 1)
-    )
+    recorded = _for_all_gpus(asked)
+    tiles = min(_tiles(asked), COMPUTED_TILES + 1)
+    template = _template(recorded, chunked=chunked, tiles=tiles)
     if compute.compiled and _has_equal_sizes(template, dimensions):
-        return record_trace(model, compute, micro_batch, seq_len, rank, taken)
+        return record_trace(asked, taken)
     return filled(template, dimensions, taken)
 
 
@@ -79,24 +72,18 @@ def _has_equal_sizes(template: Template, dimensions: Mapping[str, int]) -> bool:
     return any(sizes[one] == sizes[other] for one, other in template.trace.unlike)
 
 
-def work_of(
-    model: ModelConfig,
-    compute: Compute,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank,
-) -> dict[Place, Work]:
+def work_of(asked: TraceRequest) -> dict[Place, Work]:
     """Work of each segment of a micro-batch, mostly from a recording of another one.
 
     What makes bytes differ from a multiple of the micro-batch is no matter here: a copy more or
     less of a single sequence.
     """
-    compute = replace(compute, resident_threads=0, heads_apart=False)  # which change memory only
-    if not _grows_in_proportion(model, seq_len, rank):
-        return _recorded_work(model, compute, micro_batch, seq_len, rank)
-    dimensions, chunked = _dimensions(model, compute, micro_batch, seq_len, rank)
-    record = partial(_template, model, compute, seq_len, rank, chunked=chunked)
-    tiles = _tiles(model, micro_batch * seq_len, rank)
+    asked = _for_all_gpus(asked)
+    if not _grows_in_proportion(asked):
+        return _recorded_work(asked)
+    dimensions, chunked = _dimensions(asked)
+    record = partial(_template, asked, chunked=chunked)
+    tiles = _tiles(asked)
     if tiles < 2:
         return filled_work(record(tiles=tiles), dimensions)
     two, three = (filled_work(record(tiles=n), dimensions) for n in (2, 3))
@@ -109,26 +96,20 @@ def work_of(
 
 
 @cache
-def _recorded_work(
-    model: ModelConfig,
-    compute: Compute,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank,
-) -> dict[Place, Work]:
-    record = partial(record_trace, passed_rows=0)
-    trace = record(model, compute, micro_batch, seq_len, rank, lambda *_: 0)
+def _recorded_work(asked: TraceRequest) -> dict[Place, Work]:
+    trace = record_trace(asked, lambda *_: 0, passed_rows=0)
     return segment_work(trace.works, trace.chunks)
 
 
-def _dimensions(
-    model: ModelConfig,
-    compute: Compute,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank,
-) -> tuple[dict[str, int], bool]:
+def _for_all_gpus(asked: TraceRequest) -> TraceRequest:
+    """Return the request without what changes workspaces alone."""
+    compute = replace(asked.compute, resident_threads=0, heads_apart=False)
+    return asked._replace(compute=compute)
+
+
+def _dimensions(asked: TraceRequest) -> tuple[dict[str, int], bool]:
     """Dimensions of a micro-batch, and whether its loss is computed in chunks."""
+    model, compute, micro_batch, seq_len, rank = asked
     rows = micro_batch * seq_len
     on_gpu = compute.device_type == "cuda"
     chunk, last, chunks = loss_chunks(model, rows, rank.tensor, fused=on_gpu)
@@ -140,24 +121,27 @@ def _dimensions(
         sizes = rows, model.vocab_size, model.d_model
         chunked = automatic_chunk_rows(*sizes, fused=False, on_host=True) > 0
     found = {"micro_batch": micro_batch, "chunk": chunk, "last_chunk": last, "chunks": chunks}
-    if tiles := _tiles(model, rows, rank):
+    if tiles := _tiles(asked):
         found["tile"] = tile = model.mlp_tile or 0
         found["passed_over"] = (tiles - COMPUTED_TILES) * tile
-        found["last_tile"] = _local_rows(model, rows, rank) - (tiles - 1) * tile
+        found["last_tile"] = _local_rows(asked) - (tiles - 1) * tile
     return found, chunked
 
 
-def _tiles(model: ModelConfig, rows: int, rank: ModelParallelRank) -> int:
+def _tiles(asked: TraceRequest) -> int:
     """Number of tiles of an MLP; 0 where it is whole."""
-    return -(-_local_rows(model, rows, rank) // model.mlp_tile) if model.mlp_tile else 0
+    tile = asked.model.mlp_tile
+    return -(-_local_rows(asked) // tile) if tile else 0
 
 
-def _local_rows(model: ModelConfig, rows: int, rank: ModelParallelRank) -> int:
+def _local_rows(asked: TraceRequest) -> int:
     """Tokens that a rank's MLP computes at a time."""
-    return local_rows(model, rows, 1 if rank.tensor is None else rank.tensor.size)
+    ranks = 1 if asked.rank.tensor is None else asked.rank.tensor.size
+    return local_rows(asked.model, asked.micro_batch * asked.seq_len, ranks)
 
 
-def _grows_in_proportion(model: ModelConfig, seq_len: int, rank: ModelParallelRank) -> bool:
+def _grows_in_proportion(asked: TraceRequest) -> bool:
+    model, _, _, seq_len, rank = asked
     if isinstance(model, ForeignConfig) and TRL_LOSS in model.fields:
         return False  # its tiles have so many tokens, and there may be fewer
     ranks = 1 if rank.tensor is None else rank.tensor.size
@@ -192,29 +176,28 @@ def _micro_batch(model: ModelConfig, seq_len: int) -> int:
     return prime
 
 
+def _template(asked: TraceRequest, *, chunked: bool, tiles: int) -> Template:
+    """Return the template of the micro-batches that differ from this one in their size alone."""
+    micro_batch = _micro_batch(asked.model, asked.seq_len)
+    return _prime_template(asked._replace(micro_batch=micro_batch), chunked=chunked, tiles=tiles)
+
+
 @cache
-def _template(
-    model: ModelConfig,
-    compute: Compute,
-    seq_len: int,
-    rank: ModelParallelRank,
-    *,
-    chunked: bool,
-    tiles: int = 0,
-) -> Template:
+def _prime_template(asked: TraceRequest, *, chunked: bool, tiles: int) -> Template:
     """Record a trace with primes for the dimensions that a micro-batch has.
 
     Args:
+        asked: of a prime number of sequences.
         chunked: the loss is computed in chunks.
         tiles: of each MLP, one more than are computed for any larger number; 0 where it is whole.
     """
-    micro_batch = _micro_batch(model, seq_len)
+    model, micro_batch = asked.model, asked.micro_batch
     primes, loss_chunk = {"micro_batch": micro_batch}, 0
-    rows, passed_rows = _local_rows(model, micro_batch * seq_len, rank), 0
+    rows, passed_rows = _local_rows(asked), 0
     if chunked:
         primes["chunk"], primes["last_chunk"] = _prime_chunks(rows, 3, above=micro_batch)
         # The config counts rows of all ranks, of which each rank has `rows`.
-        loss_chunk = micro_batch * seq_len // rows * primes["chunk"]
+        loss_chunk = micro_batch * asked.seq_len // rows * primes["chunk"]
     if tiles == 1:
         model = replace(model, mlp_tile=rows)
     elif tiles:
@@ -226,11 +209,9 @@ def _template(
             rows - passed_rows, tiles, above=micro_batch, unlike=primes.get("chunk")
         )
         model = replace(model, mlp_tile=primes["tile"])
-    model = replace(model, loss_chunk=loss_chunk)
-    record = partial(
-        record_trace, model, compute, micro_batch, seq_len, rank, passed_rows=passed_rows
-    )
-    return template_of(record, partial(_product, primes=primes))
+    asked = asked._replace(model=replace(model, loss_chunk=loss_chunk))
+    record = partial(record_trace, asked, passed_rows=passed_rows)
+    return template_of(record, partial(product_of, dimensions=primes))
 
 
 def _prime_chunks(
@@ -251,12 +232,3 @@ def _prime_chunks(
 def _sympy() -> Any:
     """Import sympy, which fake tensors load in any case."""
     return importlib.import_module("sympy")
-
-
-def _product(number: int, primes: Mapping[str, int]) -> Size:
-    names = []
-    for name, prime in primes.items():
-        while number and number % prime == 0:
-            number //= prime
-            names.append(name)
-    return Size(number, tuple(names))

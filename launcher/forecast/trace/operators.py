@@ -11,22 +11,26 @@ EMPTY: Final = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "
 _VIEWS: Final = frozenset(
     {"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "alias", "wait_tensor"}
 )
-_PRODUCTS: Final = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"})
-_GROUPED: Final = frozenset({"_grouped_mm", "grouped_mm_fallback", "grouped_mm_fallback_backward"})
-"""Products of experts: torch's own, and what transformers has where that cannot run."""
-_COPIES: Final = frozenset(
-    {
-        *("_to_copy", "copy_", "clone", "cat", "stack", "constant_pad_nd", "repeat"),
-        *("fill_", "zero_", "zeros", "zeros_like", "ones_like", "new_zeros", "full", "new_full"),
-    }
+_COPIES: Final = (
+    *("_to_copy", "copy_", "clone", "cat", "stack", "constant_pad_nd", "repeat"),
+    *("fill_", "zero_", "zeros", "zeros_like", "ones_like", "new_zeros", "full", "new_full"),
 )
+_KINDS: Final = {
+    **dict.fromkeys(("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"), "product"),
+    "_scaled_mm": "fp8 product",
+    # of experts: torch's own, and what transformers has where that cannot run
+    "_grouped_mm": "grouped product",
+    "grouped_mm_fallback": "grouped product",
+    "grouped_mm_fallback_backward": "grouped product",
+    **dict.fromkeys(("convolution", "convolution_backward"), "convolution"),
+    **dict.fromkeys(_COPIES, "copy"),
+}
 COLLECTIVES: Final = {
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_reduce": "all_reduce",
 }
 """Operator in a compiler's graph -> collective that a plan prices."""
-_CONVOLUTIONS: Final = frozenset({"convolution", "convolution_backward"})
 _OVER_MANY: Final = ("_foreach_", "_fused_")
 _WRITE_ALL: Final = frozenset({"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_copy"})
 """Do not read what they write to."""
@@ -46,18 +50,10 @@ def kind_of(func: Any) -> str:
         return "collective"
     if func.is_view or name in EMPTY or name in _VIEWS or func.namespace == "prim":
         return "view"
-    if name in _PRODUCTS:
-        return "product"
-    if name == "_scaled_mm":
-        return "fp8 product"
-    if name in _GROUPED:
-        return "grouped product"
     if "attention" in name:
         return "attention"
-    if name in _CONVOLUTIONS:
-        return "convolution"
     # Of an optimizer, over many tensors at once: as fast as a copy.
-    return "copy" if name in _COPIES or name.startswith(_OVER_MANY) else "elementwise"
+    return _KINDS.get(name, "copy" if name.startswith(_OVER_MANY) else "elementwise")
 
 
 @cache

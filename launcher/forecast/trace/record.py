@@ -20,6 +20,7 @@ from launcher.forecast.trace.events import (
     Module,
     Place,
     Trace,
+    TraceRequest,
     Tuned,
     WorkspaceBytes,
 )
@@ -36,7 +37,6 @@ from launcher.model.build import prepare
 from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.parts import parts_of
-from launcher.parallel.mesh import ModelParallelRank
 from launcher.parallel.model_parallel import ModelParallel
 from launcher.strategies.build_inputs import materialize_whole
 
@@ -171,14 +171,7 @@ class Recorder(LiveTrace):
 
 
 def record_trace(
-    model: ModelConfig,
-    compute: Compute,
-    micro_batch: int,
-    seq_len: int,
-    rank: ModelParallelRank,
-    workspace_bytes: WorkspaceBytes,
-    *,
-    passed_rows: int | None = None,
+    asked: TraceRequest, workspace_bytes: WorkspaceBytes, *, passed_rows: int | None = None
 ) -> Trace:
     """Run forward and backward on fake tensors.
 
@@ -190,6 +183,7 @@ def record_trace(
         passed_rows: rows between the second MLP tile and the last but one, which are allocated
             and not computed; None for those of so many tiles, 0 to compute all.
     """
+    model, compute, micro_batch, seq_len, rank = asked
     recorder = Recorder(compute, workspace_bytes)
     model_parallel = recorded_groups(rank, compute, recorder.work)
     on_gpu = gpu_kernels(model, compute, recorder.work)

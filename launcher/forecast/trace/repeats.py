@@ -1,13 +1,14 @@
 """Leave out of a trace repeats that allocate nothing new: chunks of the loss, tiles of MLPs."""
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from launcher.forecast.trace.counting import WorkCounter
+from launcher.forecast.trace.patched import patched
 from launcher.forecast.trace.template import CHUNKS
 from launcher.model import loss as head_loss
 from launcher.model import recompute
@@ -16,18 +17,15 @@ COMPUTED_TILES: Final = 3
 """Tiles of an MLP in a trace, where there are as many."""
 
 
-@contextlib.contextmanager
-def few_repeats(work: WorkCounter, passed_rows: int | None) -> Iterator[None]:
+def few_repeats(work: WorkCounter, passed_rows: int | None) -> AbstractContextManager[None]:
     """Compute few chunks of the loss, and few tiles unless `passed_rows` is 0."""
-    with (
-        _few_chunks(work),
-        contextlib.nullcontext() if passed_rows == 0 else _few_tiles(passed_rows),
-    ):
-        yield
+    changes: list[tuple[Any, str, Any]] = [(head_loss, "row_chunks", _few_chunks(work))]
+    if passed_rows != 0:
+        changes.append((recompute, "by_tiles", _few_tiles(passed_rows)))
+    return patched(*changes)
 
 
-@contextlib.contextmanager
-def _few_chunks(work: WorkCounter) -> Iterator[None]:
+def _few_chunks(work: WorkCounter) -> Callable[[int, int], Iterator[slice]]:
     """Leave out chunks of the loss that ask the allocator for what the one before has freed: long
     sequences have thousands."""
     whole = head_loss.row_chunks
@@ -42,11 +40,7 @@ def _few_chunks(work: WorkCounter) -> Iterator[None]:
         yield chunks[-1]
         work.repeat = "once"  # what the head does behind its chunks
 
-    head_loss.row_chunks = few
-    try:
-        yield
-    finally:
-        head_loss.row_chunks = whole
+    return few
 
 
 class _PassedOver(torch.autograd.Function):
@@ -61,8 +55,7 @@ class _PassedOver(torch.autograd.Function):
         return torch.empty_like(gradient)
 
 
-@contextlib.contextmanager
-def _few_tiles(passed_rows: int | None) -> Iterator[None]:
+def _few_tiles(passed_rows: int | None) -> Callable[..., list[Tensor]]:
     """Compute the first tile of an MLP and the last two: each of those between leaves its rows,
     and asks the allocator for nothing else that the one before has not freed.
 
@@ -79,8 +72,4 @@ def _few_tiles(passed_rows: int | None) -> Iterator[None]:
         out = [function(first), _PassedOver.apply(between)]
         return [*out, *(function(part) for part in others)]
 
-    recompute.by_tiles = few
-    try:
-        yield
-    finally:
-        recompute.by_tiles = whole
+    return few

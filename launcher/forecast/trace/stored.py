@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from launcher.forecast.trace.events import Compute, Place, Trace
+from launcher.forecast.trace.events import Compute, Place, Trace, TraceRequest
 from launcher.forecast.trace.template import (
     Dimensions,
     Template,
@@ -32,7 +32,7 @@ from launcher.model.casts import MOST_ELEMENTS
 from launcher.model.config import ModelConfig
 from launcher.model.fused import MOST_WIDTH
 from launcher.model.products import linear_products
-from launcher.parallel.mesh import WHOLE_MODEL, ModelParallelRank
+from launcher.parallel.mesh import WHOLE_MODEL
 
 DATA: Final = Path(__file__).with_name("traces.zip")
 ORIGIN: Final = "origin.json"
@@ -58,29 +58,22 @@ _DESCRIBED: Final = (
 )
 
 
-def stored_trace(
-    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int, rank: ModelParallelRank
-) -> Trace | None:
+def stored_trace(asked: TraceRequest) -> Trace | None:
     """Return what `micro_batches.trace_of` would; None where it is not stored."""
-    template = stored_template(model, compute, seq_len, rank)
-    if template is None:
-        return None
-    return trace_from(template, model, compute, micro_batch, seq_len)
+    template = stored_template(asked)
+    return None if template is None else trace_from(template, asked)
 
 
-def stored_work(
-    model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int, rank: ModelParallelRank
-) -> dict[Place, Work] | None:
+def stored_work(asked: TraceRequest) -> dict[Place, Work] | None:
     """Return what `micro_batches.work_of` would; None where it is not stored."""
-    template = stored_template(model, compute, seq_len, rank)
-    return None if template is None else work_from(template, model, micro_batch, seq_len)
+    template = stored_template(asked)
+    return None if template is None else work_from(template, asked)
 
 
-def stored_template(
-    model: ModelConfig, compute: Compute, seq_len: int, rank: ModelParallelRank
-) -> Template | None:
+def stored_template(asked: TraceRequest) -> Template | None:
     """Return the template of a micro-batch; None where anything but the name of its structure and
     its dimensions makes the trace what it is, or would be recorded otherwise here."""
+    model, compute, _, seq_len, rank = asked
     described = (
         rank == WHOLE_MODEL
         and type(model) is ModelConfig
@@ -93,28 +86,27 @@ def stored_template(
         and (not _is_windowed(model, seq_len) or seq_len % ROW_ALIGNMENT == 0)
         and compute == _compute_as_described(compute)
     )
-    return template_of_structure(model, compute, seq_len) if described and _is_of_today() else None
+    return template_of_structure(asked) if described and _is_of_today() else None
 
 
-def trace_from(
-    template: Template, model: ModelConfig, compute: Compute, micro_batch: int, seq_len: int
-) -> Trace:
+def trace_from(template: Template, asked: TraceRequest) -> Trace:
     """Return the trace of a model by the template of its structure."""
-    taken = partial(workspace_bytes, compute=compute)
-    dimensions = dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len)
-    return filled(template, dimensions, taken)
+    return filled(template, _dimensions(asked), partial(workspace_bytes, compute=asked.compute))
 
 
-def work_from(
-    template: Template, model: ModelConfig, micro_batch: int, seq_len: int
-) -> dict[Place, Work]:
+def work_from(template: Template, asked: TraceRequest) -> dict[Place, Work]:
     """Return the work of each segment of a model by the template of its structure."""
-    return filled_work(template, dimensions_of(model, micro_batch=micro_batch, seq_len=seq_len))
+    return filled_work(template, _dimensions(asked))
 
 
-def template_of_structure(model: ModelConfig, compute: Compute, seq_len: int) -> Template | None:
+def _dimensions(asked: TraceRequest) -> Dimensions:
+    return dimensions_of(asked.model, micro_batch=asked.micro_batch, seq_len=asked.seq_len)
+
+
+def template_of_structure(asked: TraceRequest) -> Template | None:
     """Return the template of a structure, whatever has recorded it; None if it is not stored."""
-    return _template(kind_of(model), structure_of(model, compute, seq_len=seq_len))
+    structure = structure_of(asked.model, asked.compute, seq_len=asked.seq_len)
+    return _template(kind_of(asked.model), structure)
 
 
 @cache

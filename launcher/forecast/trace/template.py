@@ -8,11 +8,10 @@ another micro-batch, of the same structure.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from launcher.forecast.trace.events import (
-    Lifetime,
     Module,
     Place,
     Trace,
@@ -67,6 +66,16 @@ class Template:
     sizes: tuple[Size | Workspace, ...]
 
 
+def product_of(number: int, dimensions: Dimensions) -> Size:
+    """Return what a number is a product of, where each dimension has a prime factor of its own."""
+    names = []
+    for name, value in dimensions.items():
+        while number and number % value == 0:
+            number //= value
+            names.append(name)
+    return Size(number, tuple(names))
+
+
 def template_of(
     record: Callable[[WorkspaceBytes], Trace], product: Callable[[int], Size]
 ) -> Template:
@@ -89,10 +98,7 @@ def template_of(
         size = coded[size_bytes - _FIRST_CODE] if is_code else product(size_bytes)
         return sizes.setdefault(size, len(sizes))
 
-    lifetimes = [
-        Lifetime(each.allocation, number(each.size_bytes), each.saved, each.at, each.end)
-        for each in trace.lifetimes
-    ]
+    lifetimes = [each._replace(size_bytes=number(each.size_bytes)) for each in trace.lifetimes]
 
     def of_work(size: int) -> int:  # FLOPs may be more than the codes, which are bytes
         return sizes.setdefault(product(size), len(sizes))
@@ -100,7 +106,7 @@ def template_of(
     works = {where: work.mapped(of_work) for where, work in trace.works.items()}
     marks = _with_copied_bytes(trace, number)
     unlike = frozenset((number(one), number(other)) for one, other in trace.unlike)
-    recorded = Trace(trace.layers, lifetimes, trace.gradients, marks, works, trace.chunks, unlike)
+    recorded = replace(trace, lifetimes=lifetimes, marks=marks, works=works, unlike=unlike)
     return Template(recorded, tuple(sizes))
 
 
@@ -138,13 +144,7 @@ def filled(template: Template, dimensions: Dimensions, workspace_bytes: Workspac
     ]
     trace, left_out = template.trace, _chunks_left_out(template, dimensions["chunks"])
     lifetimes = [
-        Lifetime(
-            lifetime.allocation,
-            found[lifetime.size_bytes],
-            lifetime.saved,
-            lifetime.at,
-            lifetime.end,
-        )
+        lifetime._replace(size_bytes=found[lifetime.size_bytes])
         for number, lifetime in enumerate(trace.lifetimes)
         if number not in left_out
     ]

@@ -3,14 +3,15 @@
 As trl 1.16's kernels/chunked_logprob.py: gradients are added up in fp32, and cast at the end.
 """
 
-import contextlib
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from launcher.forecast.trace.counting import note_product
+from launcher.forecast.trace.patched import patched
 from launcher.model.foreign import head
 from launcher.model.loss import compute_dtype
 
@@ -64,13 +65,6 @@ def _linear_cross_entropy(hidden: Tensor, weight: Tensor, *_: Any, **__: Any) ->
     return loss
 
 
-@contextlib.contextmanager
-def loss_of_trl() -> Iterator[None]:
+def loss_of_trl() -> AbstractContextManager[None]:
     """Have the head of a decoder of transformers allocate as trl's loss does."""
-    module = cast(Any, head)
-    ours = module.linear_cross_entropy
-    module.linear_cross_entropy = _linear_cross_entropy
-    try:
-        yield
-    finally:
-        module.linear_cross_entropy = ours
+    return patched((head, "linear_cross_entropy", _linear_cross_entropy))

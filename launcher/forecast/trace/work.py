@@ -3,10 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 Repeat = Literal["once", "first_chunk", "chunk", "last_chunk"]
 """Names of the loss's chunks; `chunk` stands for all between the first and the last."""
+_Key = TypeVar("_Key")
 _SUMMED: Final = ("attention_flops", "elementwise_bytes", "copied_bytes", "fused_bytes")
 
 
@@ -73,45 +74,30 @@ class SegmentWork:
             name: sum(times * size for size, times in getattr(found, name).items())
             for name in _SUMMED
         }
-        sent: dict[str, Sent] = {}
-        for (kind, size), times in found.sent.items():
-            sent[kind] = sent.get(kind, Sent(0.0, 0.0)).plus(Sent(size, 1.0), times)
         return Work(
             products=found.products,
             **sums,
             operators=found.operators,
             kernels=found.kernels,
-            sent=sent,
+            sent=found.sent,
         )
-
-
-class Sent(NamedTuple):
-    """Collectives of one kind."""
-
-    size_bytes: float
-    """Sum of the whole tensors' sizes."""
-    pieces: float
-
-    def plus(self, other: "Sent", times: float) -> "Sent":
-        """These and some others."""
-        return Sent(self.size_bytes + times * other.size_bytes, self.pieces + times * other.pieces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """Work of a pass of one rank over one micro-batch, or of a part of it."""
 
-    products: Mapping[Product, float]
+    products: Mapping[Product, float] = field(default_factory=dict)
     """Product -> times that it is computed."""
-    attention_flops: float
+    attention_flops: float = 0.0
     """FLOPs of fused kernels, less what they skip because the mask hides it."""
-    elementwise_bytes: float
-    copied_bytes: float
-    fused_bytes: float
-    operators: float
-    kernels: float
-    sent: Mapping[str, Sent] = field(default_factory=dict)
-    """By kind, among ranks that share matrices."""
+    elementwise_bytes: float = 0.0
+    copied_bytes: float = 0.0
+    fused_bytes: float = 0.0
+    operators: float = 0.0
+    kernels: float = 0.0
+    sent: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Kind and bytes of the whole tensor -> times that ranks which share matrices send it."""
 
     @property
     def matmul_flops(self) -> float:
@@ -120,30 +106,23 @@ class Work:
 
     def plus(self, other: "Work", *, times: float = 1.0) -> "Work":
         """This and some of another."""
-        products = dict(self.products)
-        for product, count in other.products.items():
-            products[product] = products.get(product, 0.0) + times * count
-        sent = dict(self.sent)
-        for kind, more in other.sent.items():
-            sent[kind] = sent.get(kind, Sent(0.0, 0.0)).plus(more, times)
         return Work(
-            products=products,
-            attention_flops=self.attention_flops + times * other.attention_flops,
-            elementwise_bytes=self.elementwise_bytes + times * other.elementwise_bytes,
-            copied_bytes=self.copied_bytes + times * other.copied_bytes,
-            fused_bytes=self.fused_bytes + times * other.fused_bytes,
-            operators=self.operators + times * other.operators,
-            kernels=self.kernels + times * other.kernels,
-            sent=sent,
+            products=_added(self.products, other.products, times),
+            sent=_added(self.sent, other.sent, times),
+            **{
+                name: getattr(self, name) + times * getattr(other, name)
+                for name in (*_SUMMED, "operators", "kernels")
+            },
         )
 
 
-NO_WORK: Final = Work(
-    products={},
-    attention_flops=0.0,
-    elementwise_bytes=0.0,
-    copied_bytes=0.0,
-    fused_bytes=0.0,
-    operators=0.0,
-    kernels=0.0,
-)
+NO_WORK: Final = Work()
+
+
+def _added(
+    counts: Mapping[_Key, float], others: Mapping[_Key, float], times: float
+) -> dict[_Key, float]:
+    found = dict(counts)
+    for key, count in others.items():
+        found[key] = found.get(key, 0.0) + times * count
+    return found

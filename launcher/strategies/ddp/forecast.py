@@ -102,5 +102,5 @@ buffers = DdpBuffers
 def traffic(wire: Wire) -> Traffic:
     """All-reduce of the gradients, in the parameters' type (fp32 under autocast), in the last
     backward, in buckets as they fill."""
-    pieces = wire.stored_bytes * wire.trained.before_embeddings / BUCKET_BYTES
+    pieces = wire.stored_bytes * wire.trained_early / BUCKET_BYTES
     return Traffic(last_backward=tuple(wire.all_reduce(wire.stored_bytes, pieces=max(1.0, pieces))))

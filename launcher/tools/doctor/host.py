@@ -1,21 +1,16 @@
 """Checks of this machine: cores, memory, limits, name resolution, Slurm, disks."""
 
-import contextlib
 import ipaddress
-import mmap
 import os
 import resource
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from launcher.forecast.disk import disk_rates
 from launcher.measure.host_memory import available_host_bytes, host_bytes
 from launcher.strategies.zero.nvme_folder import file_system
 from launcher.tools.doctor.finding import Finding, fail, not_applicable, ok, warn
@@ -32,8 +27,6 @@ SLURM_S = 4.0
 LITTLE_DISK_BYTES = 5 * GIB
 LITTLE_NVME_BYTES = 20 * GIB
 TEST_BYTES = 256 * MIB
-BLOCK_BYTES = 8 * MIB
-LONGEST_S = 4.0  # per direction, which is enough to recognise a slow disk
 SLOW_BYTES_PER_S = 1e9
 
 
@@ -173,7 +166,7 @@ def nvme(folder: Path | None) -> Finding:
         return fail(
             f"{folder}: {gib(free)} free", "no room for offload", "choose another --nvme-path"
         )
-    write, read, direct = measure(folder)
+    write, read, direct = disk_rates(folder, TEST_BYTES)
     found = (
         f"{folder} ({kind}): {gib(free)} free, writes {write / 1e9:.2f} GB/s, reads "
         f"{read / 1e9:.2f} GB/s" + ("" if direct else " (through the page cache)")
@@ -192,45 +185,6 @@ def nvme(folder: Path | None) -> Finding:
     if problems:
         return warn(found, "; ".join(problems), "choose a folder on a local NVMe disk")
     return ok(found)
-
-
-def measure(folder: Path) -> tuple[float, float, bool]:
-    """Return bytes/s written, bytes/s read, and whether the page cache was bypassed."""
-    block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as direct I/O requires
-    block.write(os.urandom(BLOCK_BYTES))
-    with tempfile.NamedTemporaryFile(prefix=".shardscale-speed-", dir=folder) as made:
-        file, direct = _open(made.name)
-        try:
-            started_s = time.monotonic()
-            written = _repeat(lambda: os.write(file, block), TEST_BYTES)
-            os.fsync(file)
-            write_s = time.monotonic() - started_s
-            os.lseek(file, 0, os.SEEK_SET)
-            if not direct and sys.platform == "linux":
-                # else the reads below would measure the page cache
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            started_s = time.monotonic()
-            read = _repeat(lambda: os.readv(file, [block]), written)
-            read_s = time.monotonic() - started_s
-        finally:
-            os.close(file)
-    return written / write_s, read / read_s, direct
-
-
-def _open(path: str) -> tuple[int, bool]:
-    """Open for direct I/O if possible; returns the file and whether it is direct."""
-    if hasattr(os, "O_DIRECT"):
-        with contextlib.suppress(OSError):  # tmpfs and some overlays refuse it
-            return os.open(path, os.O_RDWR | os.O_DIRECT), True
-    return os.open(path, os.O_RDWR), False
-
-
-def _repeat(move: Callable[[], int], size_bytes: int) -> int:
-    """Repeat `move` until `size_bytes` or the time limit is reached; returns bytes moved."""
-    moved, end_s = 0, time.monotonic() + LONGEST_S
-    while moved < size_bytes and time.monotonic() < end_s:
-        moved += move()
-    return moved
 
 
 def _output_of(*command: str) -> str:

@@ -139,8 +139,7 @@ def _best(argv: Sequence[str]) -> Assessment | None:
     config = parse_run_config(training, cluster.world_size)
     search = Search(cluster=cluster, goal="fastest", evaluate_all=False, best_only=True)
     candidates = choices_on(cluster, config, given_fields(training, config))
-    found = evaluate(candidates, search, lambda *_: None)
-    assessed = [each for each in found if isinstance(each, Assessment)]
+    assessed, _ = evaluate(candidates, search, lambda *_: None)
     order = best_first([each.merit for each in assessed])
     return assessed[order[0]] if order else None
 

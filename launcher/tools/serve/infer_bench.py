@@ -77,20 +77,25 @@ def _measured(
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch, "text.npz")
         np.savez(text, tokens=sequences["tokens"], targets=sequences["targets"])
-        common = Case(
-            run="",
-            engine="",
-            weights="",
-            graph="",
-            prepares=False,
-            device=device_type,
-            threads=torch.get_num_threads(),
-            prompts=prompts,
-            new_tokens=options.new_tokens,
-            repeats=options.repeats,
-            text=str(text),
-        )
-        for case in _announced(_cases(options, runs, common, Path(scratch))):
+        cases = [
+            Case(
+                run=str(run.path),
+                engine=engine,
+                weights=weights,
+                graph=str(Path(scratch, f"{number}-{weights}", "model.onnx")),
+                prepares=False,
+                device=device_type,
+                threads=torch.get_num_threads(),
+                prompts=prompts,
+                new_tokens=options.new_tokens,
+                repeats=options.repeats,
+                text=str(text),
+            )
+            for number, run in enumerate(runs)
+            for engine in options.engines
+            for weights in options.weights
+        ]
+        for case in _announced(cases):
             row = {"run": names[Path(case.run)], "engine": case.engine, "weights": case.weights}
             rows.append(row | nothing | _outcome(case))
     return {
@@ -112,24 +117,6 @@ def _measured(
 def _names(paths: Sequence[Path]) -> dict[Path, str]:
     alone = len({path.name for path in paths}) == len(set(paths))
     return {path: path.name if alone else str(path) for path in paths}
-
-
-def _cases(
-    options: InferBenchOptions, runs: Sequence[BenchRun], common: Case, scratch: Path
-) -> list[Case]:
-    """List the cases in the table's order."""
-    return [
-        replace(
-            common,
-            run=str(run.path),
-            engine=engine,
-            weights=weights,
-            graph=str(scratch / f"{number}-{weights}" / "model.onnx"),
-        )
-        for number, run in enumerate(runs)
-        for engine in options.engines
-        for weights in options.weights
-    ]
 
 
 def _announced(cases: Sequence[Case]) -> Iterator[Case]:

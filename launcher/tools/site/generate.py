@@ -7,6 +7,7 @@ dimensions that are distinct primes, a size tells by its factors what it is a pr
 """
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import sys
@@ -24,7 +25,7 @@ from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.candidates import choices
 from launcher.forecast.predict import traced
 from launcher.forecast.trace import blocks as trace
-from launcher.forecast.trace.events import Compute
+from launcher.forecast.trace.events import Compute, TraceRequest
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.stored import (
     DATA,
@@ -34,14 +35,19 @@ from launcher.forecast.trace.stored import (
     origin,
     structure_of,
 )
-from launcher.forecast.trace.template import Size, Template, template_of
+from launcher.forecast.trace.template import (
+    Dimensions,
+    Size,
+    Template,
+    product_of,
+    template_of,
+)
 from launcher.forecast.trace.template_json import as_json
 from launcher.model import casts
 from launcher.model.attention import dense
 from launcher.model.config import ModelConfig
 from launcher.model.products import linear_products
 from launcher.model.sizes import NAMED
-from launcher.parallel.mesh import WHOLE_MODEL
 from launcher.strategies.shapes import shapes_of_one_block
 from launcher.tools.site.runtime import zipped
 from launcher.util.processes import usable_cores
@@ -151,16 +157,15 @@ def _runs(config: RunConfig) -> Iterator[tuple[Resolved, int]]:
 
 
 def _asked_of_trace(run: Resolved, world_size: int) -> tuple[ModelConfig, Compute, int]:
-    asked: list[Any] = []
+    found: list[TraceRequest] = []
 
-    def note(*arguments: Any) -> None:
-        asked.extend(arguments)
+    def note(asked: TraceRequest) -> None:
+        found.append(asked)
         raise _Collected
 
     with mock.patch.object(trace, "stored_trace", note), contextlib.suppress(_Collected):
         traced(run, world_size=world_size, device_type="cuda")
-    model, compute, _, seq_len, *_ = asked
-    return model, compute, seq_len
+    return found[0].model, found[0].compute, found[0].seq_len
 
 
 def _recorded(structure: Structure) -> dict[str, Any]:
@@ -170,7 +175,7 @@ def _recorded(structure: Structure) -> dict[str, Any]:
 
 def _shapes(model: ModelConfig) -> list[tuple[str, list[tuple[Any, ...]]]]:
     """Return (name, dimensions) of every parameter of a `prime_model` with one block."""
-    product = partial(_product, primes=_primes_of(model))
+    product = partial(_product, dimensions=_dimensions(model))
     return [
         (name, [(size.factor, *size.names) for size in map(product, shape)])
         for name, shape in shapes_of_one_block(model)
@@ -198,52 +203,35 @@ def prime_model(model: ModelConfig, *, padded: bool, windowed: bool) -> ModelCon
 
 def record_template(model: ModelConfig, compute: Compute, most_together: int) -> Template:
     """Record the template of a structure, given a `prime_model`."""
-    record = partial(record_trace, model, compute, _MICRO_BATCH, SEQ_LEN, WHOLE_MODEL)
+    record = partial(record_trace, TraceRequest(model, compute, _MICRO_BATCH, SEQ_LEN))
     own = (
         mock.patch.object(casts, "MOST_ELEMENTS", most_together),
         mock.patch.object(dense, "ROW_ALIGNMENT", 1),  # see `stored_template`
     )
     with own[0], own[1]:
-        return template_of(record, partial(_product, primes=_primes_of(model)))
+        return template_of(record, partial(_product, dimensions=_dimensions(model)))
 
 
-def _primes_of(model: ModelConfig) -> dict[int, tuple[str, int]]:
-    """Return prime -> (dimension, its other factor)."""
-    found: dict[int, tuple[str, int]] = {}
-    for name, value in dimensions_of(model, micro_batch=_MICRO_BATCH, seq_len=SEQ_LEN).items():
-        prime = max(_factors(value), default=1)
-        if prime > _LARGEST_FACTOR:
-            assert prime not in found, f"{name} and {found[prime][0]} are both {prime}"
-            found[prime] = (name, value // prime)
+def _dimensions(model: ModelConfig) -> dict[str, int]:
+    """Return the dimensions that have a prime factor of their own."""
+    values = dimensions_of(model, micro_batch=_MICRO_BATCH, seq_len=SEQ_LEN)
+    primes = {name: _largest_prime(value) for name, value in values.items()}
+    found = {name: value for name, value in values.items() if primes[name] > _LARGEST_FACTOR}
+    assert len({primes[name] for name in found}) == len(found), f"a prime comes twice: {primes}"
     return found
 
 
-def _factors(number: int) -> list[int]:
-    factors, divisor = [], 2
-    while divisor**2 <= number:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return [*factors, number] if number > 1 else factors
+def _largest_prime(number: int) -> int:
+    primes: list[int] = importlib.import_module("sympy").primefactors(number)  # torch needs it, too
+    return max(primes, default=1)
 
 
-def _product(number: int, primes: dict[int, tuple[str, int]]) -> Size:
-    if number == 0:
-        return Size(0, ())
-    factor, names = 1, []
-    for prime in _factors(number):
-        factor *= prime
-        if prime in primes:
-            names.append(primes[prime][0])
-    for prime in _factors(number):
-        if prime in primes:
-            factor, rest = divmod(factor, prime * primes[prime][1])
-            assert rest == 0, (number, prime)
-    assert max(_factors(factor), default=1) <= _LARGEST_FACTOR, (
+def _product(number: int, dimensions: Dimensions) -> Size:
+    size = product_of(number, dimensions)
+    assert _largest_prime(size.factor) <= _LARGEST_FACTOR, (
         f"{number} bytes are no product of dimensions"
     )
-    return Size(factor, tuple(sorted(names)))
+    return replace(size, names=tuple(sorted(size.names)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Contents of a device over time, from the events of its allocator and its state at the end."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
 
 from launcher.tools.snapshot.places import EARLIER, PHASES, Origin, origin_of
 from launcher.tools.snapshot.read import Entry
@@ -74,16 +77,8 @@ def _history(
     device: int, trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]]
 ) -> DeviceHistory:
     lives = _lives(trace, segments)
-    changes = {first: (origin, size_bytes) for origin, size_bytes, first, _ in lives}
-    changes |= {freed: (origin, -size_bytes) for origin, size_bytes, _, freed in lives}
-    earlier_bytes = sum(size_bytes for _, size_bytes, first, _ in lives if first < 0)
-    timeline = _Timeline(earlier_bytes, _reserved_before(trace, segments), len(trace))
-    for number, entry in enumerate(trace):
-        if entry["action"] in _GROWS:
-            timeline.reserve(number, _GROWS[entry["action"]] * int(entry["size"]))
-        elif number in changes:
-            timeline.change(number, *changes[number])
-    peak = timeline.peak
+    points, peak_reserved_bytes = _timeline(trace, lives, _reserved_before(trace, segments))
+    peak = max(points, key=lambda point: point.allocated_bytes)  # the first of them
     over_time: dict[Origin, Held] = {}
     for origin, size_bytes, first, freed in lives:
         if first >= 0:
@@ -95,9 +90,9 @@ def _history(
     return DeviceHistory(
         device=device,
         events=len(trace),
-        points=timeline.points(),
+        points=points,
         peak=peak,
-        peak_reserved_bytes=timeline.peak_reserved_bytes,
+        peak_reserved_bytes=peak_reserved_bytes,
         at_peak=sorted(at_peak.values(), key=lambda held: -held.size_bytes),
         over_time=sorted(over_time.values(), key=lambda held: -held.byte_events),
         fragmentation=_fragmentation(segments),
@@ -140,53 +135,44 @@ def _add(found: dict[Origin, Held], origin: Origin, size_bytes: int, events: int
     held.byte_events += size_bytes * events
 
 
+def _growth(entry: Entry) -> int:
+    """Return by how many bytes an event grows the segments."""
+    return _GROWS[entry["action"]] * int(entry["size"]) if entry["action"] in _GROWS else 0
+
+
 def _reserved_before(trace: Iterable[Entry], segments: Iterable[Mapping[str, Any]]) -> int:
-    grown_bytes = sum(
-        _GROWS[entry["action"]] * int(entry["size"]) for entry in trace if entry["action"] in _GROWS
-    )
     # backwards from the end: what there is then, less all growth
-    return int(sum(segment["total_size"] for segment in segments)) - grown_bytes
+    return int(sum(segment["total_size"] for segment in segments)) - sum(map(_growth, trace))
 
 
-class _Timeline:
-    """Levels by phase, and the highest moment of each span of events."""
-
-    def __init__(self, earlier_bytes: int, reserved_bytes: int, events: int) -> None:
-        self._levels = dict.fromkeys(PHASES, 0)
-        self._levels[EARLIER.phase] = self._allocated_bytes = earlier_bytes
-        self._reserved_bytes = self.peak_reserved_bytes = reserved_bytes
-        self._every = max(1, -(-events // MOST_POINTS))
-        self._highest: dict[int, Point] = {}
-        self.peak = self._first = self._now(-1)
-
-    def reserve(self, event: int, change: int) -> None:
-        """Grow or shrink the segments."""
-        self._reserved_bytes += change
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self._reserved_bytes)
-        self._note(event)
-
-    def change(self, event: int, origin: Origin, change: int) -> None:
-        """Allocate or free."""
-        self._levels[origin.phase] += change
-        self._allocated_bytes += change
-        self._note(event)
-
-    def points(self) -> list[Point]:
-        """Return the timeline, from the moment before the first event."""
-        return [self._first, *(self._highest[span] for span in sorted(self._highest))]
-
-    def _note(self, event: int) -> None:
-        span = event // self._every
-        known = self._highest.get(span)
-        if known is None or self._allocated_bytes > known.allocated_bytes:
-            point = self._highest[span] = self._now(event)
-            if self._allocated_bytes > self.peak.allocated_bytes:
-                self.peak = point
-
-    def _now(self, event: int) -> Point:
-        return Point(
-            event, self._allocated_bytes, self._reserved_bytes, tuple(self._levels.values())
-        )
+def _timeline(
+    trace: Sequence[Entry], lives: Iterable[_Life], reserved_bytes: int
+) -> tuple[list[Point], int]:
+    """Return the moment before the first event with the highest moment of each span of events, and
+    the highest reserved bytes."""
+    # [events, phases] of bytes; in the first row what is older than the recording
+    changes = np.zeros((1 + len(trace), len(PHASES)), dtype=np.int64)
+    changed = {number for number, entry in enumerate(trace) if entry["action"] in _GROWS}
+    for origin, size_bytes, first, freed in lives:
+        phase = PHASES.index(origin.phase)
+        changes[1 + first, phase] += size_bytes
+        if freed < len(trace):
+            changes[1 + freed, phase] -= size_bytes
+        changed |= {first, freed}
+    levels = changes.cumsum(axis=0)
+    allocated: list[int] = levels.sum(axis=1).tolist()
+    reserved = [*itertools.accumulate(map(_growth, trace), initial=reserved_bytes)]
+    every = max(1, -(-len(trace) // MOST_POINTS))
+    highest = {-1: -1}  # span -> its highest event
+    for event in sorted(changed & set(range(len(trace)))):
+        known = highest.setdefault(event // every, event)
+        if allocated[1 + event] > allocated[1 + known]:
+            highest[event // every] = event
+    points = [
+        Point(event, allocated[1 + event], reserved[1 + event], tuple(levels[1 + event].tolist()))
+        for event in highest.values()
+    ]
+    return points, max(reserved)
 
 
 def _fragmentation(segments: Sequence[Mapping[str, Any]]) -> dict[str, int]:

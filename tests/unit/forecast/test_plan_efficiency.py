@@ -195,7 +195,8 @@ def test_hooks_of_each_strategy() -> None:
     # Recomputed blocks fetch once more.
     plain, full = (
         hook_operators(
-            run_of(8, model="gpt2", zero=3, micro_batch=1, activation_checkpointing=mode), 8, "cuda"
+            run_of(8, model="gpt2", zero=3, micro_batch=1, activation_checkpointing=mode),
+            hooks(zero=3),
         )
         for mode in ("none", "full")
     )

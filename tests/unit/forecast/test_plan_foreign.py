@@ -16,7 +16,14 @@ from launcher.config.schema import RunConfig
 from launcher.forecast.buffers import Buffers
 from launcher.forecast.timeline import Timeline
 from launcher.forecast.trace import blocks, micro_batches
-from launcher.forecast.trace.events import Allocated, Compute, Freed, MicroBatch, Place
+from launcher.forecast.trace.events import (
+    Allocated,
+    Compute,
+    Freed,
+    MicroBatch,
+    Place,
+    TraceRequest,
+)
 from launcher.forecast.trace.micro_batches import trace_of
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.workspaces import workspace_bytes
@@ -63,10 +70,12 @@ def test_few_blocks_stand_for_many_where_they_compute_the_same(
     few, traced, representatives = blocks.shallow(model)
     assert (few.layers, len(traced), len(representatives)) == (recorded, recorded, layers)
     sums = partial(workspace_bytes, compute=ON_GPU)
-    whole = record_trace(model, ON_GPU, 3, 64, rank, sums)
+    whole = record_trace(TraceRequest(model, ON_GPU, 3, 64, rank), sums)
     every = [*range(layers)]
     expected = peaks(blocks._expanded(whole, every, every))
-    found = blocks.trace_micro_batch(model, ON_GPU, micro_batch=3, seq_len=64, rank=rank)
+    found = blocks.trace_micro_batch(
+        TraceRequest(model, ON_GPU, micro_batch=3, seq_len=64, rank=rank)
+    )
     assert peaks(found) == expected
 
 
@@ -79,7 +88,7 @@ def test_blocks_that_differ_stand_for_themselves() -> None:
 def test_products_of_experts_are_those_of_the_tokens_sent_to_them(compute: Compute) -> None:
     def flops(chosen: int) -> list[float]:
         model = foreign_config({**ARCHITECTURES["olmoe"], "num_experts_per_tok": chosen})
-        work = blocks.pass_work(model, compute, micro_batch=2, seq_len=40)
+        work = blocks.pass_work(TraceRequest(model, compute, micro_batch=2, seq_len=40))
         return [each.matmul_flops for each in work]
 
     forward, backward = (two - one for one, two in zip(flops(1), flops(2), strict=True))
@@ -90,7 +99,8 @@ def test_products_of_experts_are_those_of_the_tokens_sent_to_them(compute: Compu
 def test_only_experts_are_computed_again_where_products_are_kept() -> None:
     def backward_flops(name: str, mode: str) -> float:
         model = foreign_config(ARCHITECTURES[name], activation_checkpointing=mode)
-        return blocks.pass_work(model, ON_GPU, micro_batch=2, seq_len=40)[1].matmul_flops
+        _, backward = blocks.pass_work(TraceRequest(model, ON_GPU, micro_batch=2, seq_len=40))
+        return backward.matmul_flops
 
     for name, experts in (("phi3", 0), ("olmoe", 2 * 2 * 80 * 2 * 3 * 32 * 48)):
         plain, selective, full = (backward_flops(name, m) for m in ("none", "selective", "full"))
@@ -102,7 +112,9 @@ def test_only_experts_are_computed_again_where_products_are_kept() -> None:
 def test_block_inputs_are_on_the_host_where_they_are_offloaded(name: str) -> None:
     fields = {**ARCHITECTURES, **MORE}[name]
     model = foreign_config(fields, activation_checkpointing="offload")
-    trace = blocks.on_host(blocks.trace_micro_batch(model, ON_GPU, micro_batch=2, seq_len=64))
+    trace = blocks.on_host(
+        blocks.trace_micro_batch(TraceRequest(model, ON_GPU, micro_batch=2, seq_len=64))
+    )
     events = [event for _, events in trace.forward for event in events]
     away = [e.size_bytes for e in events if isinstance(e, Allocated) and e.where == "host"]
     rows_bytes = 2 * 64 * 32 * 2
@@ -112,7 +124,7 @@ def test_block_inputs_are_on_the_host_where_they_are_offloaded(name: str) -> Non
 
 def test_an_empty_tensor_that_torch_saves_beside_them_stays_where_it_is() -> None:
     model = foreign_config(ARCHITECTURES["gemma2"], activation_checkpointing="offload")
-    trace = blocks.trace_micro_batch(model, ON_GPU, micro_batch=2, seq_len=64)
+    trace = blocks.trace_micro_batch(TraceRequest(model, ON_GPU, micro_batch=2, seq_len=64))
     for place, events in trace.forward:
         events.insert(0, Allocated(-100 - place.layer, 0, "activations"))
     for place, events in trace.backward:
@@ -130,7 +142,7 @@ def test_products_in_fp8_are_those_of_linear_layers_alone() -> None:
     """Products of q, k, v and output are; those of the router, the experts and the head are not."""
     model = foreign_config(ARCHITECTURES["mixtral"])
     compute = replace(ON_GPU, fp8=True)
-    work = blocks.pass_work(model, compute, micro_batch=2, seq_len=40)
+    work = blocks.pass_work(TraceRequest(model, compute, micro_batch=2, seq_len=40))
     rounded = [sum(n for p, n in each.products.items() if p.fp8) for each in work]
     assert rounded == [2 * 4, 2 * 2 * 4]
     assert all(sum(each.products.values()) > n for each, n in zip(work, rounded, strict=True))
@@ -140,13 +152,13 @@ def test_one_recording_serves_all_micro_batches(monkeypatch: pytest.MonkeyPatch)
     recorded = []
 
     def record(*args: Any, **kwargs: Any) -> Any:
-        recorded.append(args[2])
+        recorded.append(args[0])
         return record_trace(*args, **kwargs)
 
     monkeypatch.setattr(micro_batches, "record_trace", record)
     model = foreign_config(ARCHITECTURES["phi3"])
     for micro_batch in (2, 3, 8):
-        trace_of(model, ON_GPU, micro_batch, 40, WHOLE_MODEL)
+        trace_of(TraceRequest(model, ON_GPU, micro_batch, 40))
     assert len(recorded) == 1
 
 
@@ -158,7 +170,7 @@ def test_shared_key_heads_in_fp32_keep_all_scores() -> None:
     for groups in (2, 4):
         document = {**fields, **heads, "num_key_value_heads": groups}
         trace = blocks.trace_micro_batch(
-            foreign_config(document), IN_FP32, micro_batch=3, seq_len=256
+            TraceRequest(foreign_config(document), IN_FP32, micro_batch=3, seq_len=256)
         )
         kept[groups] = max(most for _, most, _ in peaks(trace))
     scores = 2 * 3 * 4 * 256 * 256 * 4  # layers x sequences x heads x tokens x tokens, in fp32

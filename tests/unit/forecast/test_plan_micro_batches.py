@@ -10,7 +10,7 @@ from trace_levels import levels
 
 from launcher.forecast.trace import micro_batches, repeats
 from launcher.forecast.trace.blocks import _expanded
-from launcher.forecast.trace.events import Compute, Place, Trace
+from launcher.forecast.trace.events import Compute, Place, Trace, TraceRequest
 from launcher.forecast.trace.micro_batches import trace_of, work_of
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.workspaces import workspace_bytes
@@ -78,10 +78,10 @@ def test_every_micro_batch_is_as_recorded(case: str) -> None:
     model = model_of(**changes)
     sums = partial(workspace_bytes, compute=GPU)
     for micro_batch in (1, 3, 7):  # one chunk of the loss, two and four
-        where = (model, compute, micro_batch, SEQ_LEN, rank)
+        where = TraceRequest(model, compute, micro_batch, SEQ_LEN, rank)
         found, expected = (
             levels(_expanded(trace, range(model.layers), range(model.layers)))
-            for trace in (trace_of(*where), record_trace(*where, sums))
+            for trace in (trace_of(where), record_trace(where, sums))
         )
         assert found == expected, micro_batch
 
@@ -98,7 +98,7 @@ def test_one_recording_serves_all(compiled: bool, monkeypatch: pytest.MonkeyPatc
     model = model_of(layers=4)  # which no other test has recorded
     for micro_batch in (1, 7, 500_000):
         compute = replace(GPU, compiled=compiled)
-        trace = trace_of(model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL)
+        trace = trace_of(TraceRequest(model, compute, micro_batch, SEQ_LEN))
         block_input = 4 * micro_batch * SEQ_LEN * model.d_model
         assert block_input in {life.size_bytes for life in trace.lifetimes}
     assert len(recorded) == 1
@@ -107,11 +107,11 @@ def test_one_recording_serves_all(compiled: bool, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("seq_len", [131_071, 131_072])  # a prime, and none
 def test_a_long_sequence_is_as_recorded(seq_len: int) -> None:
     model = model_of(context=seq_len, loss_chunk=None)
-    where = (model, GPU, 3, seq_len, WHOLE_MODEL)
+    where = TraceRequest(model, GPU, 3, seq_len)
     sums = partial(workspace_bytes, compute=GPU)
     found, expected = (
         levels(_expanded(trace, range(model.layers), range(model.layers)))
-        for trace in (trace_of(*where), record_trace(*where, sums))
+        for trace in (trace_of(where), record_trace(where, sums))
     )
     assert found == expected
 
@@ -120,7 +120,7 @@ def test_work_of_tiles_of_a_long_sequence_is_recorded() -> None:
     """With tiles of more tokens than any dimension of a model has."""
     model = model_of(context=131_072, mlp_tile=10_000, loss_chunk=None)
     whole = replace(model, mlp_tile=None)
-    tiled, untiled = (work_of(each, GPU, 3, 131_072, WHOLE_MODEL) for each in (model, whole))
+    tiled, untiled = (work_of(TraceRequest(each, GPU, 3, 131_072)) for each in (model, whole))
     block = Place("block", 0)
     assert tiled[block].operators > untiled[block].operators
 
@@ -129,7 +129,7 @@ def test_scores_beyond_64_bits_are_recorded_for_each_micro_batch() -> None:
     seq_len = 65_536  # of one of 64 ranks, each with one head and all keys
     model = model_of(context=seq_len, heads=64, d_model=64, attention="eager")
     rank = ModelParallelRank(context=ContextRank(size=64, index=1, method="ulysses"))
-    trace = trace_of(model, GPU, 2, seq_len, rank)
+    trace = trace_of(TraceRequest(model, GPU, 2, seq_len, rank))
     scores_bytes = 4 * 2 * (64 * seq_len) ** 2
     assert scores_bytes in {life.size_bytes for life in trace.lifetimes}
 
@@ -142,7 +142,9 @@ def test_of_many_chunks_of_the_loss_three_are_recorded(
     sums = partial(workspace_bytes, compute=GPU)
 
     def recorded(chunk: int) -> Trace:
-        return record_trace(model_of(loss_chunk=chunk), compute, 3, SEQ_LEN, rank, sums)
+        return record_trace(
+            TraceRequest(model_of(loss_chunk=chunk), compute, 3, SEQ_LEN, rank), sums
+        )
 
     few = recorded(10)
     monkeypatch.setattr(repeats, "CHUNKS", 1000)

@@ -9,7 +9,7 @@ from trace_levels import levels
 
 from launcher.forecast.trace import stored
 from launcher.forecast.trace.blocks import _expanded
-from launcher.forecast.trace.events import Compute
+from launcher.forecast.trace.events import Compute, TraceRequest
 from launcher.forecast.trace.micro_batches import trace_of, work_of
 from launcher.forecast.trace.stored import stored_template, stored_trace, stored_work
 from launcher.model.casts import MOST_ELEMENTS
@@ -58,15 +58,15 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_stored_is_what_would_be_recorded(case: str) -> None:
-    where = *CASES[case], WHOLE_MODEL
-    trace = stored_trace(*where)
+    where = TraceRequest(*CASES[case])
+    trace = stored_trace(where)
     assert trace is not None
     found, expected = (
         levels(_expanded(each, range(each.layers), range(each.layers)))
-        for each in (trace, trace_of(*where))
+        for each in (trace, trace_of(where))
     )
     assert found == expected
-    assert stored_work(*where) == work_of(*where)
+    assert stored_work(where) == work_of(where)
 
 
 def test_weights_cast_apart_are_in_the_cases() -> None:
@@ -98,8 +98,8 @@ GPT2 = model_of("gpt2")
 def test_what_names_and_dimensions_do_not_tell_is_recorded(
     model: ModelConfig, compute: Compute, rank: ModelParallelRank
 ) -> None:
-    assert stored_template(GPT2, FP32, 64, WHOLE_MODEL) is not None
-    assert stored_template(model, compute, 64, rank) is None
+    assert stored_template(TraceRequest(GPT2, FP32, 1, 64)) is not None
+    assert stored_template(TraceRequest(model, compute, 1, 64, rank)) is None
 
 
 @pytest.mark.parametrize("other", [{"torch": "2.10.0"}, {"sources": "edited"}])
@@ -110,6 +110,6 @@ def test_of_another_torch_or_other_sources_is_recorded(
     monkeypatch.setattr(stored, "origin", lambda: of_today | other)
     stored._is_of_today.cache_clear()
     try:
-        assert stored_template(GPT2, FP32, 64, WHOLE_MODEL) is None
+        assert stored_template(TraceRequest(GPT2, FP32, 1, 64)) is None
     finally:
         stored._is_of_today.cache_clear()

@@ -14,7 +14,6 @@ from launcher.forecast.calibration import Calibration
 from launcher.forecast.cluster import Cluster
 from launcher.forecast.collectives import (
     Group,
-    TimedTransfer,
     collective_s,
     groups_of,
     sent_bytes,
@@ -109,24 +108,21 @@ def test_a_collective_across_nodes_has_the_links_of_all_its_ranks_on_a_node() ->
 def test_groups_of_a_mesh(replicate: int, shard: Group, replica: Group) -> None:
     sharding = ShardingChoice(replicate=replicate)
     groups = groups_of(sharding, world_size=16, ranks_per_node=8)
-    assert (groups.shard, groups.replica) == (shard, replica)
+    assert (groups["shard"], groups["replica"]) == (shard, replica)
 
 
 def test_ranks_that_share_matrices_are_the_nearest_neighbours() -> None:
     sharding = ShardingChoice(tensor_parallel=4, context_parallel=2)
     groups = groups_of(sharding, world_size=32, ranks_per_node=8)
-    assert groups.tensor == Group(size=4, per_node=4)
-    assert groups.sequence == Group(size=2, per_node=2)
-    assert groups.shard == Group(size=8, per_node=2)
+    assert groups["tensor"] == Group(size=4, per_node=4)
+    assert groups["sequence"] == Group(size=2, per_node=2)
+    assert groups["shard"] == Group(size=8, per_node=2)
     across = groups_of(ShardingChoice(tensor_parallel=16), world_size=32, ranks_per_node=8)
-    assert across.tensor == Group(size=16, per_node=8)
+    assert across["tensor"] == Group(size=16, per_node=8)
 
 
 def test_transfers_hide_behind_compute_where_they_can() -> None:
-    transfers = (
-        TimedTransfer(seconds=5.0, hideable=True),
-        TimedTransfer(seconds=2.0, hideable=False),
-    )
+    transfers = [(5.0, True), (2.0, False)]  # (seconds, hideable)
     assert exposed_s(transfers, 10.0, 0.0) == 2
     assert exposed_s(transfers, 4.0, 0.0) == 3
     assert exposed_s(transfers, 10.0, None) == 7

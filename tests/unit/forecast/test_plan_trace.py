@@ -14,7 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trace_levels import levels
 
 from launcher.forecast.trace.blocks import _expanded, _representative_blocks, trace_micro_batch
-from launcher.forecast.trace.events import Allocated, Compute, Gradient, MicroBatch, Module, Place
+from launcher.forecast.trace.events import (
+    Allocated,
+    Compute,
+    Gradient,
+    MicroBatch,
+    Module,
+    Place,
+    TraceRequest,
+)
 from launcher.forecast.trace.record import Recorder, record_trace
 from launcher.forecast.trace.workspaces import partial_sums_bytes, workspace_bytes
 from launcher.model import fused
@@ -23,7 +31,6 @@ from launcher.model.config import ActivationCheckpointing, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.model.lora_config import Lora, LoraTarget
 from launcher.model.sizes import named
-from launcher.parallel.mesh import WHOLE_MODEL
 from launcher.strategies.parameters import parameters_of
 
 COMPUTES = {
@@ -48,8 +55,8 @@ def model_of(checkpointing: ActivationCheckpointing, **changes: Any) -> ModelCon
 def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> MicroBatch:
     """Every block, every tile and the batch itself traced, nothing put together."""
     sums = partial(workspace_bytes, compute=compute)
-    where = (model, compute, micro_batch, SEQ_LEN, WHOLE_MODEL)
-    trace = record_trace(*where, sums, passed_rows=0)
+    where = TraceRequest(model, compute, micro_batch, SEQ_LEN)
+    trace = record_trace(where, sums, passed_rows=0)
     return _expanded(trace, range(model.layers), range(model.layers))
 
 
@@ -57,7 +64,9 @@ def whole_trace(model: ModelConfig, compute: Compute, micro_batch: int) -> Micro
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_put_together_as_traced_whole(compute: str, checkpointing: ActivationCheckpointing) -> None:
     model = model_of(checkpointing)
-    assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=5, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(
+        TraceRequest(model, COMPUTES[compute], micro_batch=5, seq_len=SEQ_LEN)
+    )
     whole = whole_trace(model, COMPUTES[compute], 5)
     assert levels(assembled) == levels(whole)
 
@@ -81,7 +90,9 @@ PARTLY = (
 def test_blocks_that_checkpoint_differently_too(compute: str, checkpointing: str) -> None:
     model = model_of("none", **QWEN3 if compute == "gpu" else {})
     model = replace(model, layers=13, activation_checkpointing=checkpointing)
-    assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=2, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(
+        TraceRequest(model, COMPUTES[compute], micro_batch=2, seq_len=SEQ_LEN)
+    )
     assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 2))
 
 
@@ -98,14 +109,18 @@ def test_few_blocks_are_traced_of_many() -> None:
 @pytest.mark.parametrize("micro_batch", [1, 7])
 def test_other_models_too(change: dict[str, object], micro_batch: int) -> None:
     model = model_of("none", **change)
-    assembled = trace_micro_batch(model, Compute(), micro_batch=micro_batch, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(
+        TraceRequest(model, Compute(), micro_batch=micro_batch, seq_len=SEQ_LEN)
+    )
     assert levels(assembled) == levels(whole_trace(model, Compute(), micro_batch))
 
 
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_blocks_with_rotary_positions_too(compute: str) -> None:
     model = model_of("selective", **QWEN3)
-    assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=3, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(
+        TraceRequest(model, COMPUTES[compute], micro_batch=3, seq_len=SEQ_LEN)
+    )
     assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 3))
 
 
@@ -135,7 +150,7 @@ def test_blocks_with_adapters_too(
     how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
     model = model_of(checkpointing, **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
     model = replace(model, layers=8)
-    assembled = trace_micro_batch(model, how, micro_batch=3, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(TraceRequest(model, how, micro_batch=3, seq_len=SEQ_LEN))
     assert levels(assembled) == levels(whole_trace(model, how, 3))
     trained = [p.name for p in parameters_of(model) if p.trained]
     backward = itertools.chain.from_iterable(events for _, events in assembled.backward)
@@ -144,7 +159,9 @@ def test_blocks_with_adapters_too(
 
 def test_modules_are_marked_where_they_run() -> None:
     """All of a block's in its own segment, whichever block stands for it."""
-    traced = trace_micro_batch(model_of("none"), COMPUTES["stage3"], micro_batch=2, seq_len=SEQ_LEN)
+    traced = trace_micro_batch(
+        TraceRequest(model_of("none"), COMPUTES["stage3"], micro_batch=2, seq_len=SEQ_LEN)
+    )
     for place, events in (*traced.forward, *traced.backward):
         modules = [event for event in events if isinstance(event, Module)]
         inside = [m.name for m in modules if m.name.startswith("blocks.")]
@@ -172,7 +189,7 @@ def test_blocks_with_adapters_that_checkpoint_differently_too(
     how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
     model = model_of("none", **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
     model = replace(model, layers=13, activation_checkpointing=checkpointing)
-    assembled = trace_micro_batch(model, how, micro_batch=2, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(TraceRequest(model, how, micro_batch=2, seq_len=SEQ_LEN))
     assert levels(assembled) == levels(whole_trace(model, how, 2))
 
 
@@ -184,14 +201,16 @@ def test_modules_are_those_of_their_own_blocks(checkpointing: str, lora: Lora | 
         return [e for _, events in segments for e in events if isinstance(e, Module)]
 
     model = replace(model_of("none", lora=lora), layers=9, activation_checkpointing=checkpointing)
-    assembled = trace_micro_batch(model, COMPUTES["stage3"], micro_batch=2, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(
+        TraceRequest(model, COMPUTES["stage3"], micro_batch=2, seq_len=SEQ_LEN)
+    )
     assert entered(assembled) == entered(whole_trace(model, COMPUTES["stage3"], 2))
 
 
 def saved_bytes(compute: Compute, **changes: Any) -> int:
     """Return the bytes that the forward of 5 blocks leaves for the backward."""
     model = model_of("none", loss_chunk=0, **changes)
-    traced = trace_micro_batch(model, compute, micro_batch=4, seq_len=SEQ_LEN)
+    traced = trace_micro_batch(TraceRequest(model, compute, micro_batch=4, seq_len=SEQ_LEN))
     return levels(replace(traced, backward=[]))[-1][1]
 
 
@@ -271,7 +290,7 @@ def test_attention_that_a_cpu_does_not_have_is_traced(change: dict[str, Any]) ->
 def born_in_forward(**changes: Any) -> set[int]:
     """Sizes of what a GPU's forward makes for one sequence; fp32, dropout 0.1."""
     model = model_of("none", dropout=0.1, **changes)
-    traced = trace_micro_batch(model, COMPUTES["gpu"], micro_batch=1, seq_len=SEQ_LEN)
+    traced = trace_micro_batch(TraceRequest(model, COMPUTES["gpu"], micro_batch=1, seq_len=SEQ_LEN))
     events = [event for _, segment in traced.forward for event in segment]
     return {event.size_bytes for event in events if isinstance(event, Allocated)}
 
@@ -307,9 +326,11 @@ def test_on_a_gpu_dropout_keeps_one_byte_per_element(precision: torch.dtype) -> 
 
 def test_a_loss_in_chunks_is_traced_at_the_batch_itself() -> None:
     model = model_of("none", loss_chunk=100)  # 5 x 64 tokens: three chunks and a shorter one
-    assembled = trace_micro_batch(model, Compute(), micro_batch=5, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(TraceRequest(model, Compute(), micro_batch=5, seq_len=SEQ_LEN))
     assert levels(assembled) == levels(whole_trace(model, Compute(), 5))
-    plain = trace_micro_batch(model_of("none"), Compute(), micro_batch=5, seq_len=SEQ_LEN)
+    plain = trace_micro_batch(
+        TraceRequest(model_of("none"), Compute(), micro_batch=5, seq_len=SEQ_LEN)
+    )
     assert levels(assembled) != levels(plain)
 
 
@@ -324,14 +345,18 @@ def test_few_tiles_are_traced_of_many(
     compute: str, mlp_tile: int, checkpointing: ActivationCheckpointing
 ) -> None:
     model = model_of(checkpointing, mlp_tile=mlp_tile)
-    assembled = trace_micro_batch(model, COMPUTES[compute], micro_batch=5, seq_len=SEQ_LEN)
+    assembled = trace_micro_batch(
+        TraceRequest(model, COMPUTES[compute], micro_batch=5, seq_len=SEQ_LEN)
+    )
     assert levels(assembled) == levels(whole_trace(model, COMPUTES[compute], 5))
 
 
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_each_parameter_gets_one_gradient_of_its_size(compute: str) -> None:
     model = model_of("full", tied=False, loss_chunk=0)
-    traced = trace_micro_batch(model, COMPUTES[compute], micro_batch=4, seq_len=SEQ_LEN)
+    traced = trace_micro_batch(
+        TraceRequest(model, COMPUTES[compute], micro_batch=4, seq_len=SEQ_LEN)
+    )
     sizes, gradients = {}, {}
     for _, events in traced.backward:
         for event in events:
@@ -417,7 +442,7 @@ def test_on_a_known_gpu_partial_sums_are_born_in_backward() -> None:
     sizes: list[set[int]] = []
     for threads in (0, 132 * 2048):
         compute = replace(COMPUTES["gpu"], resident_threads=threads)
-        traced = trace_micro_batch(model, compute, micro_batch=64, seq_len=SEQ_LEN)
+        traced = trace_micro_batch(TraceRequest(model, compute, micro_batch=64, seq_len=SEQ_LEN))
         born = [e for _, events in traced.backward for e in events if isinstance(e, Allocated)]
         sizes.append({event.size_bytes for event in born})
     partial = partial_sums_bytes(64 * SEQ_LEN, 3 * 48, 4, resident_threads=132 * 2048)
@@ -428,7 +453,7 @@ def test_on_a_known_gpu_partial_sums_are_born_in_backward() -> None:
 def test_recomputing_saves_less() -> None:
     def saved(checkpointing: ActivationCheckpointing) -> int:
         traced = trace_micro_batch(
-            model_of(checkpointing), Compute(), micro_batch=4, seq_len=SEQ_LEN
+            TraceRequest(model_of(checkpointing), Compute(), micro_batch=4, seq_len=SEQ_LEN)
         )
         return levels(replace(traced, backward=[]))[-1][1]
 

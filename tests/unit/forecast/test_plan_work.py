@@ -11,7 +11,7 @@ from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
 from launcher.forecast.trace.blocks import micro_batch_work, pass_work
 from launcher.forecast.trace.counting import work_of_call
-from launcher.forecast.trace.events import Compute, Place
+from launcher.forecast.trace.events import Compute, Place, TraceRequest
 from launcher.forecast.trace.micro_batches import work_of
 from launcher.forecast.trace.record import record_trace
 from launcher.forecast.trace.template import segment_work
@@ -119,7 +119,7 @@ def test_products_of_adapters_are_computed_once_more_where_they_are_not_kept() -
 
     def again(word: str) -> float:
         flops = [
-            micro_batch_work(run.model, Compute(), micro_batch=2, seq_len=16)[
+            micro_batch_work(TraceRequest(run.model, Compute(), micro_batch=2, seq_len=16))[
                 Place("block_backward", 1)
             ].matmul_flops
             for run in (
@@ -213,10 +213,10 @@ def plain(work: Work) -> tuple[object, ...]:
 def test_work_of_a_template_is_that_of_a_recording(case: str) -> None:
     changes, compute, rank = CASES[case]
     model = model_of(**changes)
-    where = (model, compute, 5, SEQ_LEN, rank)
-    recorded = record_trace(*where, lambda *_: 0, passed_rows=0)
+    where = TraceRequest(model, compute, 5, SEQ_LEN, rank)
+    recorded = record_trace(where, lambda *_: 0, passed_rows=0)
     expected = segment_work(recorded.works, recorded.chunks)
-    found = work_of(*where)
+    found = work_of(where)
     assert found.keys() == expected.keys()
     for place, work in found.items():
         assert plain(work) == plain(expected[place]), place
@@ -227,8 +227,8 @@ def test_work_of_a_template_is_that_of_a_recording(case: str) -> None:
 @pytest.mark.parametrize("words", ["none", "full", "none:2/selective:3"])
 def test_work_of_deep_models_is_put_together(words: str) -> None:
     model = model_of(activation_checkpointing=words)
-    forward, backward = pass_work(model, GPU, micro_batch=5, seq_len=SEQ_LEN)
-    recorded = record_trace(model, GPU, 5, SEQ_LEN, WHOLE_MODEL, lambda *_: 0)
+    forward, backward = pass_work(TraceRequest(model, GPU, micro_batch=5, seq_len=SEQ_LEN))
+    recorded = record_trace(TraceRequest(model, GPU, 5, SEQ_LEN), lambda *_: 0)
     expected = segment_work(recorded.works, recorded.chunks)
     for work, backwards in ((forward, False), (backward, True)):
         segments = [w for p, w in expected.items() if p.part.endswith("backward") == backwards]

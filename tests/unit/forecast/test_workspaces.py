@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from launcher.forecast.trace.blocks import trace_micro_batch
-from launcher.forecast.trace.events import Allocated, Compute
+from launcher.forecast.trace.events import Allocated, Compute, TraceRequest
 from launcher.forecast.trace.workspaces import workspace_bytes, workspaces
 from launcher.model.config import ModelConfig
 from launcher.model.sizes import named
@@ -102,6 +102,8 @@ def test_heads_are_padded_for_flash_attention(dtype: torch.dtype, padded: bool) 
 
 
 def allocated(model: ModelConfig, compute: Compute) -> list[int]:
-    trace = trace_micro_batch(model, compute, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
+    trace = trace_micro_batch(
+        TraceRequest(model, compute, micro_batch=MICRO_BATCH, seq_len=SEQ_LEN)
+    )
     every = (event for _, events in trace.forward for event in events)
     return [event.size_bytes for event in every if isinstance(event, Allocated)]

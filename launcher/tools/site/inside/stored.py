@@ -1,6 +1,6 @@
 """Read stored traces and shapes in a browser, which can record none."""
 
-from launcher.forecast.trace.events import Compute
+from launcher.forecast.trace.events import TraceRequest
 from launcher.forecast.trace.stored import (
     dimensions_of,
     kind_of,
@@ -14,13 +14,13 @@ from launcher.util.errors import UserError
 _UNKNOWN = "this page does not know such a model: shardscale plan, on your machine, does"
 
 
-def template_here(model: ModelConfig, compute: Compute, seq_len: int) -> Template:
+def template_here(asked: TraceRequest) -> Template:
     """Return the template of a structure.
 
     Raises:
         UserError: it is not stored.
     """
-    template = template_of_structure(model, compute, seq_len)
+    template = template_of_structure(asked)
     if template is None:
         raise UserError(_UNKNOWN)
     return template
