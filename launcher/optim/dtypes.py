@@ -39,11 +39,13 @@ def dtypes(optim: OptimChoice, *, copies: bool = False) -> Dtypes:
 
     `copies` is for strategies that give the model low-precision parameters; others use autocast.
     """
+    low = torch_dtype(optim.arithmetic.computed)
+    stored = torch_dtype("fp32") if optim.arithmetic.keeps_fp32 else low
+    return Dtypes(stored=stored, computed=low, parameters=low if copies else stored)
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """Return the data type that flags and records call fp32, bf16 or fp16."""
     import torch
 
-    arithmetic = optim.arithmetic
-    low = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[
-        arithmetic.computed
-    ]
-    stored = torch.float32 if arithmetic.keeps_fp32 else low
-    return Dtypes(stored=stored, computed=low, parameters=low if copies else stored)
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
-
 from launcher.checkpoint import Checkpoint, DamagedCheckpoint
 from launcher.checkpoint.pretrained.adapters import BASE_FIELD, write_adapter
 from launcher.checkpoint.pretrained.companions import (
@@ -27,6 +25,7 @@ from launcher.config.init_from import ADAPTER_CONFIG, HF_CONFIG
 from launcher.config.resolve import check_run_folder
 from launcher.config.transformers_config import require_own, require_transformers
 from launcher.model.config import ModelConfig
+from launcher.optim.dtypes import torch_dtype
 from launcher.strategies.parameters import parameter_shapes
 from launcher.tools.exchange.choice import GRAPH_FORMATS, ExportOptions
 from launcher.tools.exchange.layouts import layout_of
@@ -34,7 +33,6 @@ from launcher.tools.exchange.provenance import which_step
 from launcher.util.errors import UserError
 from launcher.util.sizes import MOST_BYTES, parse_bytes
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES: Final[Mapping[str, Literal["bf16", "fp16"]]] = {"bfloat16": "bf16", "float16": "fp16"}
 """Name in config.json -> ours."""
 
@@ -101,7 +99,7 @@ def _export(model: Stored | Merged, options: ExportOptions) -> str:
         elif options.adapter:
             base = checkpoint.extra.get("base")
             path = None if base is None else base.path
-            dtype = DTYPES[options.dtype]
+            dtype = torch_dtype(options.dtype)
             description = write_adapter(folder, model.config, model.read, base=path, dtype=dtype)
         else:
             description = _write_weights(folder, model, checkpoint, options)
@@ -186,7 +184,7 @@ def _write_weights(
         folder,
         shapes,
         read,
-        dtype=DTYPES[options.dtype],
+        dtype=torch_dtype(options.dtype),
         metadata=metadata,
         most_bytes=most_bytes,
     )
@@ -218,7 +216,7 @@ def write_settings(
     write_json(folder / GENERATION_FILE, generation)
     if document is not None:
         # transformers 5 reads dtype first, earlier versions read torch_dtype.
-        dtype = str(DTYPES[options.dtype]).removeprefix("torch.")
+        dtype = str(torch_dtype(options.dtype)).removeprefix("torch.")
         name = "dtype" if "dtype" in document else "torch_dtype"
         written = {**document, **ends_of(generation), name: dtype}
         write_json(folder / HF_CONFIG, written)

@@ -18,13 +18,13 @@ from launcher.checkpoint.pretrained.loading import (
 )
 from launcher.data.formats import read_jsonl
 from launcher.model.config import ModelConfig
+from launcher.optim.dtypes import torch_dtype
 from launcher.run.sampling import token_sampler
 from launcher.tools.generate.choice import GenerateOptions
 from launcher.tools.generate.decoding import Completion, complete
 from launcher.util.errors import WHY, UserError, refused
 
 DEFAULT_MAX_TOKENS = 256
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def generate(options: GenerateOptions) -> None:
@@ -43,7 +43,7 @@ def generate(options: GenerateOptions) -> None:
             (text, *tokenized(text, known, source.config, options.max_tokens))
             for text in texts(options)
         ]
-        model = build_any(source, device=device, dtype=_DTYPES[options.dtype])
+        model = build_any(source, device=device, dtype=torch_dtype(options.dtype))
     live = sys.stdout.isatty()
     for number, (text, tokens, most) in enumerate(prompts):
         completion = complete(
@@ -69,7 +69,7 @@ def converse(
     from launcher.tools.generate.chat import Chat, run_chat, template_of
 
     template = template_of(source, options.tokenizer)
-    model = build_any(source, device=device, dtype=_DTYPES[options.dtype])
+    model = build_any(source, device=device, dtype=torch_dtype(options.dtype))
     chat = Chat(
         model=model,
         known=known,

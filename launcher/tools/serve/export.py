@@ -8,6 +8,7 @@ import torch
 from launcher.checkpoint.pretrained.folder_weights import Stored
 from launcher.checkpoint.pretrained.loading import build
 from launcher.checkpoint.pretrained.transformed import Merged
+from launcher.optim.dtypes import torch_dtype
 from launcher.tools.serve import tensorrt
 from launcher.util.errors import UserError
 from launcher.util.files import sync
@@ -15,7 +16,6 @@ from launcher.util.packages import how_to_install, version_of
 from launcher.util.sizes import gib
 
 GRAPH_FILE, ENGINE_FILE = "model.onnx", "model.engine"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 WriteSettings = Callable[[], str]
@@ -37,7 +37,7 @@ def write_onnx(
     from launcher.tools.serve.graph import write_graph
 
     settings = write_settings()
-    model = build(stored, device=torch.device("cpu"), dtype=DTYPES[dtype])
+    model = build(stored, device=torch.device("cpu"), dtype=torch_dtype(dtype))
     for name, parameter in model.named_parameters():
         # the cast to fp16 makes inf of what is beyond its range
         if parameter.isinf().any():
@@ -75,8 +75,8 @@ def write_tensorrt(
 
     path = folder / ENGINE_FILE
     tensorrt.build_engine(folder / GRAPH_FILE, path, shapes)
-    model = build(stored, device=torch.device("cuda"), dtype=DTYPES[dtype])
-    session = tensorrt.engine_session(path, model.config, dtype=DTYPES[dtype], cache=cache)
+    model = build(stored, device=torch.device("cuda"), dtype=torch_dtype(dtype))
+    session = tensorrt.engine_session(path, model.config, dtype=torch_dtype(dtype), cache=cache)
     checked = check_session(session, model, cache=cache)
     sync(path)
     return f"{written}; {ENGINE_FILE} {checked}"
