@@ -35,14 +35,9 @@ def optimizer(setting: Setting) -> Iterator[str]:
 
 
 def apollo_rank(setting: Setting) -> Iterator[str]:
-    """Reject --apollo-rank without APOLLO, or beyond the narrowest matrix."""
+    """Reject --apollo-rank beyond the narrowest matrix."""
     optim, model = setting.config.optim, setting.model
     if optim.optimizer != "apollo":
-        if optim.apollo_rank is not None:
-            yield (
-                f"--apollo-rank {optim.apollo_rank} belongs to --optimizer apollo, not "
-                f"{optim.optimizer}: leave one of them out"
-            )
         return
     from launcher.optim.apollo import rank_of
 
@@ -69,20 +64,9 @@ def _fewest_columns(model: ModelConfig) -> int:
 def moments(setting: Setting) -> Iterator[str]:
     """Reject moments' types and decay rates that do not fit the optimizer."""
     optim = setting.config.optim
-    default = OptimChoice()
-    if optim.momentum != default.momentum and optim.optimizer != "sgd":
-        yield (
-            f"--momentum {optim.momentum} belongs to --optimizer sgd, not {optim.optimizer}: leave "
-            "one of them out"
-        )
-    if optim.betas != default.betas and optim.optimizer == "sgd":
+    if optim.betas != OptimChoice().betas and optim.optimizer == "sgd":
         first, second = optim.betas
         yield f"--betas {first} {second}: --optimizer sgd has none: leave one of them out"
-    if optim.moments_dtype is not None and optim.optimizer != "adamw":
-        yield (
-            f"--moments-dtype {optim.moments_dtype} belongs to --optimizer adamw, not "
-            f"{optim.optimizer}: leave one of them out"
-        )
     if moments_type(optim) == "bf16" and 1 - optim.betas[1] < SMALLEST_CHANGE_BF16:
         yield (
             f"--betas {optim.betas[0]} {optim.betas[1]}: a second moment in bf16 would round such "
@@ -120,14 +104,9 @@ def in_backward(setting: Setting) -> Iterator[str]:
 
 
 def bf16_pure(setting: Setting) -> Iterator[str]:
-    """Reject bf16-pure without a suitable optimizer, and --no-compensation without bf16-pure."""
+    """Reject bf16-pure without a suitable optimizer."""
     optim, sharding = setting.config.optim, setting.config.sharding
     if optim.precision != "bf16-pure":
-        if not optim.compensation:
-            yield (
-                "--no-compensation belongs to --precision bf16-pure, not "
-                f"{optim.precision}: leave it out"
-            )
         return
     if optim.optimizer not in ("adamw", "adamw8bit"):
         yield (
@@ -195,14 +174,9 @@ def tf32(setting: Setting) -> Iterator[str]:
 
 
 def schedule(setting: Setting) -> Iterator[str]:
-    """Reject --decay-steps without --schedule wsd, or longer than what follows the warm-up."""
+    """Reject --decay-steps longer than what follows the warm-up."""
     optim, steps = setting.config.optim, setting.config.loop.steps  # unknown with --epochs
-    if optim.decay_steps is not None and optim.schedule != "wsd":
-        yield (
-            f"--decay-steps {optim.decay_steps} belongs to --schedule wsd, not {optim.schedule}: "
-            "leave it out, or give --schedule wsd"
-        )
-    elif optim.decay_steps is not None and steps is not None:
+    if optim.decay_steps is not None and steps is not None:
         warmup = steps_of_warmup(optim.warmup_steps or 0, steps)
         if optim.decay_steps > steps - warmup:
             yield (

@@ -1,10 +1,25 @@
-"""Refusals about the strategy, offload and batch sizes."""
+"""Refusals about the strategy, offload and batch sizes, and of flags without effect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from launcher.config.rules import Rule, Setting
+from launcher.config.schema import RunConfig
 from launcher.model.foreign.config import ForeignConfig
+from launcher.util.flags import as_flags
+
+_DEFAULT: Final = RunConfig()
+_BELONGS: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("replicate", "reshard_after_forward", "reduce_each_micro_batch"), ("strategy", "fsdp")
+    ),
+    "momentum": ("optimizer", "sgd"),
+    "apollo_rank": ("optimizer", "apollo"),
+    "moments_dtype": ("optimizer", "adamw"),
+    "compensation": ("precision", "bf16-pure"),
+    "decay_steps": ("schedule", "wsd"),
+}
+"""Field -> the field and its only value with which it has an effect."""
 
 
 def strategy(setting: Setting) -> Iterator[str]:
@@ -88,20 +103,16 @@ def _nvme(setting: Setting) -> Iterator[str]:
         )
 
 
-def fsdp_only(setting: Setting) -> Iterator[str]:
-    """Reject FSDP's flags under other strategies."""
-    chosen = setting.config.sharding
-    if chosen.strategy == "fsdp":
-        return
-    for name, value, default in (
-        (f"--replicate {chosen.replicate}", chosen.replicate, 1),
-        ("--no-reshard-after-forward", chosen.reshard_after_forward, True),
-        ("--reduce-each-micro-batch", chosen.reduce_each_micro_batch, False),
-    ):
-        if value != default:
+def without_effect(setting: Setting) -> Iterator[str]:
+    """Reject flags of a choice that was not made."""
+    config = setting.config
+    for name, (choice, needed) in _BELONGS.items():
+        value, chosen = config.get(name), config.get(choice)
+        if chosen != needed and value != _DEFAULT.get(name):
+            owner = as_flags({choice: needed})
             yield (
-                f"{name} belongs to --strategy fsdp, not {chosen.strategy}: "
-                "leave it out or use fsdp"
+                f"{as_flags({name: value})} belongs to {owner}, not {chosen}: leave it out, or "
+                f"give {owner}"
             )
 
 
@@ -158,7 +169,7 @@ RULES: Final[tuple[Rule, ...]] = (
     strategy,
     offload,
     offload_fraction,
-    fsdp_only,
+    without_effect,
     replicate,
     grad_accum_dtype,
     seq_len,

@@ -172,7 +172,7 @@ CASES = {
     "replicate not dividing": case(
         "--replicate 3 --strategy fsdp", "--replicate 3", "2 ranks", "use one of 1, 2"
     ),
-    "replicate without fsdp": case("--replicate 2", "--replicate 2", "use fsdp"),
+    "replicate without fsdp": case("--replicate 2", "--replicate 2", "--strategy fsdp"),
     "grad-op without fsdp": case("--no-reshard-after-forward --zero 3", "fsdp, not zero"),
     "bf16 accumulation in fp32": case(
         "--grad-accum-dtype bf16 --zero 2", "--grad-accum-dtype bf16", "--precision bf16"
