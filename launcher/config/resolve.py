@@ -29,7 +29,7 @@ from launcher.config.rules.parallel import context_parallel_method
 from launcher.config.schema import RunConfig
 from launcher.config.transformers_config import names_config
 from launcher.model import attention as kernels
-from launcher.model.attention import AttentionChoice
+from launcher.model.attention import AttentionChoice, AttentionSetting
 from launcher.model.checkpointing import parse
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
@@ -276,20 +276,13 @@ def _able(
     config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str, elsewhere: bool
 ) -> AttentionChoice:
     visible = device_type == "cuda" and not elsewhere and torch.cuda.is_available()
-    try:
-        return kernels.choose(
-            kind,
-            device_type=device_type,
-            dtype=dtypes(config.optim).computed,
-            head_size=model.head_size,
-            window=model.window,
-            dropout=model.dropout,
-            documents=config.data.document_attention,
-            sdpa_backend=model.sdpa_backend,
-            capability=torch.cuda.get_device_capability() if visible else None,
-            elsewhere=elsewhere,
-        )
-    except kernels.MissingKernel as error:
-        raise NotInstalled(str(error)) from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    setting = AttentionSetting(
+        device_type=device_type,
+        dtype=dtypes(config.optim).computed,
+        head_size=model.head_size,
+        window=model.window,
+        dropout=model.dropout,
+        documents=config.data.document_attention,
+        capability=torch.cuda.get_device_capability() if visible else None,
+    )
+    return kernels.choose(kind, setting, sdpa_backend=model.sdpa_backend, elsewhere=elsewhere)
