@@ -5,6 +5,7 @@ Everything here happens before a process group, a download or an allocation.
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,17 +43,14 @@ from launcher.util.startup import expands_segments
 DEFAULT_STEPS = 300
 BF16_CAPABILITY: Final = 8, 0
 """Compute capability from which tensor cores multiply in bf16 (NVIDIA A100's whitepaper, 2020)."""
-RULES: Final = (*transformers.RULES, *model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
+RULES: Final = (*model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Resolved:
-    """A config in which every choice is made, and what follows from it."""
+class Resolved(Setting):
+    """A setting in which every choice is made, and what follows from it. Its model has the
+    attention that runs; the config keeps what was asked for."""
 
-    config: RunConfig
-    model: ModelConfig
-    """With the attention that runs; the config keeps what was asked for."""
-    accumulation: int
     attention: AttentionChoice
     expandable_segments: bool
     """The GPU's allocator grows segments page by page, so that freed memory is not left in
@@ -95,17 +93,6 @@ class Resolved:
         whole = self.config.model.activation_checkpointing == "none"
         fp8 = self.config.optim.arithmetic.fp8_linears
         return KEPT_SHARE if whole and not fp8 and not self.of_another_trainer else 1.0
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens per sequence."""
-        assert self.config.data.seq_len is not None
-        return self.config.data.seq_len
-
-    @property
-    def local_seq_len(self) -> int:
-        """Tokens of each sequence on one rank."""
-        return self.seq_len // self.config.sharding.context_parallel
 
     @property
     def own_model(self) -> ModelConfig:
@@ -165,7 +152,8 @@ def resolve(
     return Resolved(
         config=config,
         model=model,
-        accumulation=setting.accumulation,
+        world_size=world_size,
+        device_type=device_type,
         attention=attention,
         expandable_segments=device_type == "cuda" and expands_segments(),
         precision_reason=precision_reason,
@@ -176,7 +164,15 @@ def resolve(
 
 def refusal(setting: Setting) -> str | None:
     """Return the reason why a setting cannot run, or None."""
-    return next((sentence for rule in RULES for sentence in rule(setting)), None)
+    return next(_refusals(setting), None)
+
+
+def _refusals(setting: Setting) -> Iterator[str]:
+    if isinstance(setting.model, ForeignConfig):
+        for rule in transformers.RULES:
+            yield from rule(setting, setting.model)
+    for own_rule in RULES:
+        yield from own_rule(setting)
 
 
 def check_run_folder(out: Path, *, may_be_empty: bool = False) -> None:

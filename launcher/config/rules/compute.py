@@ -1,19 +1,46 @@
-"""Refusals about the optimizer, precision, schedule and compilation."""
+"""Refusals about the optimizer, precision, schedule and compilation, and flags without effect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from launcher.config.graphs_choice import untested_with_graphs
 from launcher.config.rules import Rule, Setting
+from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.choice import OptimChoice, steps_of_warmup
 from launcher.optim.registry import OPTIMIZERS, moments_type
+from launcher.util.flags import as_flags
 from launcher.util.packages import version_of
 
+_DEFAULT: Final = RunConfig()
+_BELONGS: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("replicate", "reshard_after_forward", "reduce_each_micro_batch"), ("strategy", "fsdp")
+    ),
+    "momentum": ("optimizer", "sgd"),
+    "apollo_rank": ("optimizer", "apollo"),
+    "moments_dtype": ("optimizer", "adamw"),
+    "compensation": ("precision", "bf16-pure"),
+    "decay_steps": ("schedule", "wsd"),
+}
+"""Field -> the field and its only value with which it has an effect."""
 SMALLEST_CHANGE_BF16 = 2**-8
 """A bf16 number moves only when it changes by about this, relative to itself."""
+
+
+def without_effect(setting: Setting) -> Iterator[str]:
+    """Reject flags of a choice that was not made."""
+    config = setting.config
+    for name, (choice, needed) in _BELONGS.items():
+        value, chosen = config.get(name), config.get(choice)
+        if chosen != needed and value != _DEFAULT.get(name):
+            owner = as_flags({choice: needed})
+            yield (
+                f"{as_flags({name: value})} belongs to {owner}, not {chosen}: leave it out, or "
+                f"give {owner}"
+            )
 
 
 def optimizer(setting: Setting) -> Iterator[str]:
@@ -239,6 +266,7 @@ def recorded(setting: Setting) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
+    without_effect,
     optimizer,
     apollo_rank,
     moments,
