@@ -20,7 +20,6 @@ from launcher.config.recipes import fill, recipe_of, task_of
 from launcher.config.rules import (
     Setting,
     compute,
-    default_seq_len,
     model,
     parallel,
     sharding,
@@ -134,8 +133,8 @@ def resolve(
             installed.
     """
     model = config.model.build()
-    config = _filled(config, model, world_size=world_size, device_type=device_type)
     setting = Setting(config=config, model=model, world_size=world_size, device_type=device_type)
+    setting = _filled(setting)
     setting, precision_reason = _with_precision(setting)
     setting, compile_reason = with_compile(setting, compiled_before)
     setting, graphs_reason = with_cuda_graphs(setting)
@@ -143,15 +142,14 @@ def resolve(
     refused = refusal(setting)
     if refused is not None:
         raise UserError(refused)
-    attention = _attention(config, model, device_type=device_type, elsewhere=elsewhere)
-    model = dataclasses.replace(model, attention=attention.kind)
+    attention = _attention(setting, elsewhere=elsewhere)
     if config.optim.arithmetic.fp8_linears and not elsewhere and find_spec("torchao") is None:
         raise NotInstalled(
             f"--precision {config.optim.precision} needs torchao: {how_to_install('gpu')}"
         )
     return Resolved(
         config=config,
-        model=model,
+        model=dataclasses.replace(model, attention=attention.kind),
         world_size=world_size,
         device_type=device_type,
         attention=attention,
@@ -190,16 +188,15 @@ def check_run_folder(out: Path, *, may_be_empty: bool = False) -> None:
         check_writable(out)
 
 
-def _filled(
-    config: RunConfig, model: ModelConfig, *, world_size: int, device_type: str
-) -> RunConfig:
+def _filled(setting: Setting) -> Setting:
     """Fill in the defaults that depend on something else."""
-    sharding = config.sharding
+    config, sharding = setting.config, setting.config.sharding
     strategy = sharding.strategy
     if strategy is None and sharding.zero is not None:
         strategy = "zero"
     elif strategy is None:
-        strategy = "ddp" if world_size > sharding.tensor_parallel else "single"  # else one replica
+        one_replica = setting.world_size <= sharding.tensor_parallel
+        strategy = "single" if one_replica else "ddp"
     steps = config.loop.steps
     if steps is None and config.loop.epochs is None:
         steps = DEFAULT_STEPS
@@ -207,16 +204,17 @@ def _filled(
         # FSDP2 keeps optimizer states where the sharded parameters are: they move together.
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
     config = fill(config, recipe_of(task_of(config), config.optim))
-    micro_batch = config.data.micro_batch_for(sharding.data_ranks(world_size))
-    return config.replace(
+    micro_batch = config.data.micro_batch_for(setting.data_ranks)
+    config = config.replace(
         micro_batch=micro_batch,
         strategy=strategy,
-        seq_len=config.data.seq_len or default_seq_len(model),
-        global_batch=config.data.global_batch or micro_batch * sharding.data_ranks(world_size),
-        context_parallel_method=context_parallel_method(sharding, model),
+        seq_len=setting.seq_len,
+        global_batch=config.data.global_batch or micro_batch * setting.data_ranks,
+        context_parallel_method=context_parallel_method(sharding, setting.model),
         steps=steps,
-        device=device_type,
+        device=setting.device_type,
     )
+    return dataclasses.replace(setting, config=config)
 
 
 def _with_precision(setting: Setting) -> tuple[Setting, str]:
@@ -227,10 +225,7 @@ def _with_precision(setting: Setting) -> tuple[Setting, str]:
     """
     if setting.config.optim.precision != "auto":
         return setting, ""
-    fp32, bf16 = (
-        dataclasses.replace(setting, config=setting.config.replace(precision=name))
-        for name in ("fp32", "bf16")
-    )
+    fp32, bf16 = (setting.changed(precision=name) for name in ("fp32", "bf16"))
     if setting.device_type != "cuda":
         return fp32, ""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < BF16_CAPABILITY:
@@ -242,9 +237,7 @@ def _with_precision(setting: Setting) -> tuple[Setting, str]:
     return bf16, "auto: the GPU computes in it; weights and optimizer states stay in fp32"
 
 
-def _attention(
-    config: RunConfig, model: ModelConfig, *, device_type: str, elsewhere: bool
-) -> AttentionChoice:
+def _attention(setting: Setting, *, elsewhere: bool) -> AttentionChoice:
     """Choose the kernel that `--attention` selects; allocates nothing on a GPU.
 
     Where no GPU is visible (a login node), its compute capability is not held against a kernel.
@@ -253,10 +246,11 @@ def _attention(
         UserError: one that is asked for cannot run, with the reason; NotInstalled where only its
             package is missing.
     """
-    choice = _able(config, model, model.attention, device_type, elsewhere)
+    model = setting.model
+    choice = _able(setting, model.attention, elsewhere)
     if isinstance(model, ForeignConfig):
         return dataclasses.replace(choice, reason=model.attention_reason)
-    recomputes = model.checkpointing.keeps_products and not config.loop.compiles
+    recomputes = model.checkpointing.keeps_products and not setting.config.loop.compiles
     if kernels.KERNELS[choice.kind].compiles_alone and recomputes:
         if model.attention == choice.kind:
             raise UserError(
@@ -264,16 +258,15 @@ def _attention(
                 f"{model.activation_checkpointing} needs --compile: give it, or full "
                 "checkpointing, or --attention sdpa"
             )
-        choice = _able(config, model, "sdpa", device_type, elsewhere)
+        choice = _able(setting, "sdpa", elsewhere)
     return choice
 
 
-def _able(
-    config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str, elsewhere: bool
-) -> AttentionChoice:
-    visible = device_type == "cuda" and not elsewhere and torch.cuda.is_available()
-    setting = AttentionSetting(
-        device_type=device_type,
+def _able(setting: Setting, kind: AttentionKind, elsewhere: bool) -> AttentionChoice:
+    config, model = setting.config, setting.model
+    visible = setting.device_type == "cuda" and not elsewhere and torch.cuda.is_available()
+    asked = AttentionSetting(
+        device_type=setting.device_type,
         dtype=dtypes(config.optim).computed,
         head_size=model.head_size,
         window=model.window,
@@ -281,4 +274,4 @@ def _able(
         documents=config.data.document_attention,
         capability=torch.cuda.get_device_capability() if visible else None,
     )
-    return kernels.choose(kind, setting, sdpa_backend=model.sdpa_backend, elsewhere=elsewhere)
+    return kernels.choose(kind, asked, sdpa_backend=model.sdpa_backend, elsewhere=elsewhere)
