@@ -84,7 +84,7 @@ def cast_together(modules: Sequence[nn.Module], device_type: str) -> Iterator[No
         weights = [weight for _, _, weight in group]
         casts = _CastTogether.apply(dtype, *weights)
         if spares:
-            _Recast(dtype, weights, casts)
+            _recast(dtype, weights, casts)
         # An instance's own attribute is found before its parameters, which stay what they are.
         for (module, name, _), cast in zip(group, casts, strict=True):
             module.__dict__[name] = cast
@@ -95,23 +95,20 @@ def cast_together(modules: Sequence[nn.Module], device_type: str) -> Iterator[No
             del module.__dict__[name]
 
 
-class _Recast:
+def _recast(dtype: torch.dtype, weights: Sequence[Tensor], casts: Sequence[Tensor]) -> None:
     """Recast a group's matrices for backward: in one launch, when the first is needed."""
+    matrices = [weight for weight in weights if weight.dim() > 1]
+    copies: list[Tensor | None] = [None] * len(matrices)
 
-    def __init__(self, dtype: torch.dtype, weights: Sequence[Tensor], casts: Sequence[Tensor]):
-        pairs = [pair for pair in zip(weights, casts, strict=True) if pair[0].dim() > 1]
-        self._dtype, self._weights = dtype, [weight for weight, _ in pairs]
-        self._casts: list[Tensor | None] = [None] * len(pairs)
-        for index, (_, cast) in enumerate(pairs):
-            derived(cast, partial(self._take, index))
+    def take(index: int) -> Tensor:
+        if copies[index] is None:
+            copies[:] = _copied(matrices, [dtype] * len(matrices))
+        copy, copies[index] = copies[index], None  # freed with its reader
+        assert copy is not None
+        return copy
 
-    def _take(self, index: int) -> Tensor:
-        if self._casts[index] is None:
-            copies = _copied(self._weights, [self._dtype] * len(self._weights))
-            self._casts = list(copies)
-        cast, self._casts[index] = self._casts[index], None  # freed with its reader
-        assert cast is not None
-        return cast
+    for index, cast in enumerate(cast for cast in casts if cast.dim() > 1):
+        derived(cast, partial(take, index))
 
 
 def _cast(modules: Sequence[nn.Module]) -> list[nn.Module]:

@@ -155,9 +155,9 @@ class QuantizedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outer), requires_grad=False) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [N, in] -> [N, out]."""
-        y: Tensor = _QuantizedLinear.apply(x, self.packed, self.bias, self.kind)
-        return y
+        """x [*, in] -> [*, out]."""
+        y: Tensor = _QuantizedLinear.apply(x.flatten(0, -2), self.packed, self.bias, self.kind)
+        return y.view(*x.shape[:-1], -1)
 
 
 ADAPTERS = ("lora_a", "lora_b")
@@ -183,11 +183,13 @@ class Adapter(nn.Module):
         self.lora_b = nn.Parameter(torch.zeros(sum(sizes), lora.rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [N, in] -> [N, out]."""
-        low = F.linear(self.dropout(x), self.lora_a)
+        """x [*, in] -> [*, out]."""
+        rows = x.flatten(0, -2)
+        low = F.linear(self.dropout(rows), self.lora_a)
         # Small against the products: one matrix of blocks, where each has its own rows of A.
         b = torch.block_diag(*self.lora_b.split(self.sizes)) if self.sizes[1:] else self.lora_b
-        return torch.addmm(super().forward(x), low, b.t(), alpha=self.scale)
+        y = torch.addmm(super().forward(rows), low, b.t(), alpha=self.scale)
+        return y.view(*x.shape[:-1], -1)
 
 
 class LoRALinear(Adapter, nn.Linear):

@@ -1,6 +1,5 @@
 """`--compile auto`: blocks are compiled where that was tested and the run is long enough for it."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -70,8 +69,7 @@ def with_compile(setting: Setting, before: bool | None) -> tuple[Setting, str]:
     compiles, reason = False, ""
     if setting.device_type == "cuda":
         compiles, reason = _choose(setting, before)
-    config = setting.config.replace(compile=compiles)
-    return dataclasses.replace(setting, config=config), reason
+    return setting.changed(compile=compiles), reason
 
 
 def is_tested(setting: Setting) -> bool:

@@ -1,6 +1,5 @@
 """`--cuda-graphs auto`: recorded is what was tested, where a host is slower than its GPU."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
@@ -40,9 +39,8 @@ def with_cuda_graphs(setting: Setting) -> tuple[Setting, str]:
         and setting.model.parameter_count <= MOST_PARAMETERS
         and _flop(setting) <= MOST_FLOP
     )
-    config = setting.config.replace(cuda_graphs=pays)
     reason = "auto: a host starts kernels of so small micro-batches later than a GPU could run them"
-    return dataclasses.replace(setting, config=config), reason if pays else ""
+    return setting.changed(cuda_graphs=pays), reason if pays else ""
 
 
 def untested_with_graphs(setting: Setting) -> Iterator[str]:

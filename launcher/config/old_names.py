@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from launcher.model.config_checks import spelled_bias
@@ -17,65 +16,34 @@ RENAMED: Final[Mapping[str, str]] = {
 """Old name -> new one. Flags, files and records are read with either."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Removed:
-    """A removed field and its replacement.
-
-    `default` is the value that every file of the previous version holds. A file's other value
-    becomes `fields`, which may name it as {} and the file's `data` as {data}. Without an equivalent
-    the line is ignored with a note, and a flag is rejected.
-    """
-
-    default: Any
-    instead: str
-    fields: Mapping[str, Any] | None = None
-
-
 _DEEPSPEED_FILE = "in a --deepspeed file"
-REMOVED: Final[Mapping[str, Removed]] = {
-    "quiet": Removed(
-        default=False, instead="use --log-level warning", fields={"log_level": "warning"}
+REMOVED: Final[Mapping[str, tuple[Any, str, Mapping[str, Any]]]] = {
+    "quiet": (False, "use --log-level warning", {"log_level": "warning"}),
+    "tensorboard": (True, "use --report-to none", {"report_to": "none"}),
+    "save_last": (True, "use --save-every 0", {"save_every": 0}),
+    "memory_snapshot": (False, "use --memory-trace", {"memory_trace": True}),
+    "sdpa_backend": ("auto", "use --attention sdpa-math", {"attention": "sdpa-{}"}),
+    "max_skipped_steps": (20, "20 skipped steps in a row end a run", {}),
+    "sample_prompt": (None, "samples of --sample-every begin a new text", {}),
+    "bucket": (None, f"set zero_optimization.reduce_bucket_size {_DEEPSPEED_FILE}", {}),
+    "data_stream": (None, "append it to --data hf:NAME as [:2GB]", {"data": "{data}[:{}]"}),
+    "expandable_segments": (True, "set PYTORCH_ALLOC_CONF=expandable_segments:False", {}),
+    "nvme_buffer": ("64MiB", f"set zero_optimization.sub_group_size {_DEEPSPEED_FILE}", {}),
+    "sample_every_s": (1.0, "every second is sampled", {}),
+    "tf32": (False, "use --precision tf32", {"precision": "tf32"}),
+    "warmup_ratio": (
+        None,
+        "use --warmup-steps with a fraction of the schedule",
+        {"warmup_steps": "{}"},
     ),
-    "tensorboard": Removed(
-        default=True, instead="use --report-to none", fields={"report_to": "none"}
-    ),
-    "save_last": Removed(default=True, instead="use --save-every 0", fields={"save_every": 0}),
-    "memory_snapshot": Removed(
-        default=False, instead="use --memory-trace", fields={"memory_trace": True}
-    ),
-    "sdpa_backend": Removed(
-        default="auto", instead="use --attention sdpa-math", fields={"attention": "sdpa-{}"}
-    ),
-    "max_skipped_steps": Removed(default=20, instead="20 skipped steps in a row end a run"),
-    "sample_prompt": Removed(default=None, instead="samples of --sample-every begin a new text"),
-    "bucket": Removed(
-        default=None, instead=f"set zero_optimization.reduce_bucket_size {_DEEPSPEED_FILE}"
-    ),
-    "data_stream": Removed(
-        default=None,
-        instead="append it to --data hf:NAME as [:2GB]",
-        fields={"data": "{data}[:{}]"},
-    ),
-    "expandable_segments": Removed(
-        default=True, instead="set PYTORCH_ALLOC_CONF=expandable_segments:False"
-    ),
-    "nvme_buffer": Removed(
-        default="64MiB", instead=f"set zero_optimization.sub_group_size {_DEEPSPEED_FILE}"
-    ),
-    "sample_every_s": Removed(default=1.0, instead="every second is sampled"),
-    "tf32": Removed(default=False, instead="use --precision tf32", fields={"precision": "tf32"}),
-    "warmup_ratio": Removed(
-        default=None,
-        instead="use --warmup-steps with a fraction of the schedule",
-        fields={"warmup_steps": "{}"},
-    ),
-    "nvme_block": Removed(default="1MiB", instead=f"set aio.block_size {_DEEPSPEED_FILE}"),
-    "nvme_queue_depth": Removed(default=32, instead=f"set aio.queue_depth {_DEEPSPEED_FILE}"),
-    "nvme_threads": Removed(default=1, instead=f"set aio.intra_op_parallelism {_DEEPSPEED_FILE}"),
-    "nvme_overlap": Removed(
-        default=False, instead=f"set pipeline_read and pipeline_write {_DEEPSPEED_FILE}"
-    ),
+    "nvme_block": ("1MiB", f"set aio.block_size {_DEEPSPEED_FILE}", {}),
+    "nvme_queue_depth": (32, f"set aio.queue_depth {_DEEPSPEED_FILE}", {}),
+    "nvme_threads": (1, f"set aio.intra_op_parallelism {_DEEPSPEED_FILE}", {}),
+    "nvme_overlap": (False, f"set pipeline_read and pipeline_write {_DEEPSPEED_FILE}", {}),
 }
+"""Removed field -> its default, which every file of the previous version holds; what to do instead;
+and the fields that another value becomes, which may name it as {} and the file's `data` as {data}.
+Without any, a line of a file is ignored with a note, and a flag is rejected."""
 
 _BIASES = ("attention_bias", "qkv_bias", "mlp_bias")
 SWITCHES: Final = {"True": True, "on": True, "False": False, "off": False}
@@ -143,13 +111,13 @@ def _today(token: str) -> Iterator[str]:
             + value
         )
     elif name in REMOVED:
-        gone = REMOVED[name]
-        if gone.fields is None or not isinstance(gone.default, bool):
-            raise UserError(f"{own} was removed: {gone.instead}")
+        default, instead, fields = REMOVED[name]
+        if not fields or not isinstance(default, bool):
+            raise UserError(f"{own} was removed: {instead}")
         asked = not negated if not has_value else value == "True"
-        _note(name, f"{own} was removed and goes with 0.4: {gone.instead}")
-        if asked != gone.default:
-            yield as_flags(gone.fields).replace(" ", "=")
+        _note(name, f"{own} was removed and goes with 0.4: {instead}")
+        if asked != default:
+            yield as_flags(fields).replace(" ", "=")
     else:
         yield token
 
@@ -167,19 +135,19 @@ def in_file(content: Mapping[str, Any], *, noted: bool = True) -> dict[str, Any]
     fields: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
     for key, value in content.items():
-        gone = REMOVED.get(key)
         if key in RENAMED:
             if noted:
                 _note_renamed(key, str)
             fields[RENAMED[key]] = value
-        elif gone is None:
+        elif key not in REMOVED:
             fields[key] = value
-        elif value is not None and value != gone.default:
-            ignored = "" if gone.fields else ", and is ignored"
+        elif value not in (None, REMOVED[key][0]):
+            _, instead, becomes = REMOVED[key]
             if noted:
-                _note(key, f"{key} {value} was removed{ignored}: {gone.instead}")
+                ignored = "" if becomes else ", and is ignored"
+                _note(key, f"{key} {value} was removed{ignored}: {instead}")
             data = content.get("data", "")
-            for name, new in (gone.fields or {}).items():
+            for name, new in becomes.items():
                 if new == "{}":
                     new = value
                 replaced[name] = new.format(value, data=data) if isinstance(new, str) else new

@@ -5,6 +5,7 @@ Everything here happens before a process group, a download or an allocation.
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,6 @@ from launcher.config.recipes import fill, recipe_of, task_of
 from launcher.config.rules import (
     Setting,
     compute,
-    default_seq_len,
     model,
     parallel,
     sharding,
@@ -29,7 +29,7 @@ from launcher.config.rules.parallel import context_parallel_method
 from launcher.config.schema import RunConfig
 from launcher.config.transformers_config import names_config
 from launcher.model import attention as kernels
-from launcher.model.attention import AttentionChoice
+from launcher.model.attention import AttentionChoice, AttentionSetting
 from launcher.model.checkpointing import parse
 from launcher.model.config import AttentionKind, ModelConfig
 from launcher.model.foreign.config import ForeignConfig
@@ -42,17 +42,14 @@ from launcher.util.startup import expands_segments
 DEFAULT_STEPS = 300
 BF16_CAPABILITY: Final = 8, 0
 """Compute capability from which tensor cores multiply in bf16 (NVIDIA A100's whitepaper, 2020)."""
-RULES: Final = (*transformers.RULES, *model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
+RULES: Final = (*model.RULES, *parallel.RULES, *sharding.RULES, *compute.RULES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Resolved:
-    """A config in which every choice is made, and what follows from it."""
+class Resolved(Setting):
+    """A setting in which every choice is made, and what follows from it. Its model has the
+    attention that runs; the config keeps what was asked for."""
 
-    config: RunConfig
-    model: ModelConfig
-    """With the attention that runs; the config keeps what was asked for."""
-    accumulation: int
     attention: AttentionChoice
     expandable_segments: bool
     """The GPU's allocator grows segments page by page, so that freed memory is not left in
@@ -97,17 +94,6 @@ class Resolved:
         return KEPT_SHARE if whole and not fp8 and not self.of_another_trainer else 1.0
 
     @property
-    def seq_len(self) -> int:
-        """Tokens per sequence."""
-        assert self.config.data.seq_len is not None
-        return self.config.data.seq_len
-
-    @property
-    def local_seq_len(self) -> int:
-        """Tokens of each sequence on one rank."""
-        return self.seq_len // self.config.sharding.context_parallel
-
-    @property
     def own_model(self) -> ModelConfig:
         """The part of the model that one rank computes."""
         ranks = self.config.sharding.tensor_parallel
@@ -147,8 +133,8 @@ def resolve(
             installed.
     """
     model = config.model.build()
-    config = _filled(config, model, world_size=world_size, device_type=device_type)
     setting = Setting(config=config, model=model, world_size=world_size, device_type=device_type)
+    setting = _filled(setting)
     setting, precision_reason = _with_precision(setting)
     setting, compile_reason = with_compile(setting, compiled_before)
     setting, graphs_reason = with_cuda_graphs(setting)
@@ -156,16 +142,16 @@ def resolve(
     refused = refusal(setting)
     if refused is not None:
         raise UserError(refused)
-    attention = _attention(config, model, device_type=device_type, elsewhere=elsewhere)
-    model = dataclasses.replace(model, attention=attention.kind)
+    attention = _attention(setting, elsewhere=elsewhere)
     if config.optim.arithmetic.fp8_linears and not elsewhere and find_spec("torchao") is None:
         raise NotInstalled(
             f"--precision {config.optim.precision} needs torchao: {how_to_install('gpu')}"
         )
     return Resolved(
         config=config,
-        model=model,
-        accumulation=setting.accumulation,
+        model=dataclasses.replace(model, attention=attention.kind),
+        world_size=world_size,
+        device_type=device_type,
         attention=attention,
         expandable_segments=device_type == "cuda" and expands_segments(),
         precision_reason=precision_reason,
@@ -176,7 +162,15 @@ def resolve(
 
 def refusal(setting: Setting) -> str | None:
     """Return the reason why a setting cannot run, or None."""
-    return next((sentence for rule in RULES for sentence in rule(setting)), None)
+    return next(_refusals(setting), None)
+
+
+def _refusals(setting: Setting) -> Iterator[str]:
+    if isinstance(setting.model, ForeignConfig):
+        for rule in transformers.RULES:
+            yield from rule(setting, setting.model)
+    for own_rule in RULES:
+        yield from own_rule(setting)
 
 
 def check_run_folder(out: Path, *, may_be_empty: bool = False) -> None:
@@ -194,16 +188,15 @@ def check_run_folder(out: Path, *, may_be_empty: bool = False) -> None:
         check_writable(out)
 
 
-def _filled(
-    config: RunConfig, model: ModelConfig, *, world_size: int, device_type: str
-) -> RunConfig:
+def _filled(setting: Setting) -> Setting:
     """Fill in the defaults that depend on something else."""
-    sharding = config.sharding
+    config, sharding = setting.config, setting.config.sharding
     strategy = sharding.strategy
     if strategy is None and sharding.zero is not None:
         strategy = "zero"
     elif strategy is None:
-        strategy = "ddp" if world_size > sharding.tensor_parallel else "single"  # else one replica
+        one_replica = setting.world_size <= sharding.tensor_parallel
+        strategy = "single" if one_replica else "ddp"
     steps = config.loop.steps
     if steps is None and config.loop.epochs is None:
         steps = DEFAULT_STEPS
@@ -211,16 +204,17 @@ def _filled(
         # FSDP2 keeps optimizer states where the sharded parameters are: they move together.
         config = config.replace(offload_optimizer="cpu", offload_param="cpu")
     config = fill(config, recipe_of(task_of(config), config.optim))
-    micro_batch = config.data.micro_batch_for(sharding.data_ranks(world_size))
-    return config.replace(
+    micro_batch = config.data.micro_batch_for(setting.data_ranks)
+    config = config.replace(
         micro_batch=micro_batch,
         strategy=strategy,
-        seq_len=config.data.seq_len or default_seq_len(model),
-        global_batch=config.data.global_batch or micro_batch * sharding.data_ranks(world_size),
-        context_parallel_method=context_parallel_method(sharding, model),
+        seq_len=setting.seq_len,
+        global_batch=config.data.global_batch or micro_batch * setting.data_ranks,
+        context_parallel_method=context_parallel_method(sharding, setting.model),
         steps=steps,
-        device=device_type,
+        device=setting.device_type,
     )
+    return dataclasses.replace(setting, config=config)
 
 
 def _with_precision(setting: Setting) -> tuple[Setting, str]:
@@ -231,10 +225,7 @@ def _with_precision(setting: Setting) -> tuple[Setting, str]:
     """
     if setting.config.optim.precision != "auto":
         return setting, ""
-    fp32, bf16 = (
-        dataclasses.replace(setting, config=setting.config.replace(precision=name))
-        for name in ("fp32", "bf16")
-    )
+    fp32, bf16 = (setting.changed(precision=name) for name in ("fp32", "bf16"))
     if setting.device_type != "cuda":
         return fp32, ""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < BF16_CAPABILITY:
@@ -246,9 +237,7 @@ def _with_precision(setting: Setting) -> tuple[Setting, str]:
     return bf16, "auto: the GPU computes in it; weights and optimizer states stay in fp32"
 
 
-def _attention(
-    config: RunConfig, model: ModelConfig, *, device_type: str, elsewhere: bool
-) -> AttentionChoice:
+def _attention(setting: Setting, *, elsewhere: bool) -> AttentionChoice:
     """Choose the kernel that `--attention` selects; allocates nothing on a GPU.
 
     Where no GPU is visible (a login node), its compute capability is not held against a kernel.
@@ -257,10 +246,11 @@ def _attention(
         UserError: one that is asked for cannot run, with the reason; NotInstalled where only its
             package is missing.
     """
-    choice = _able(config, model, model.attention, device_type, elsewhere)
+    model = setting.model
+    choice = _able(setting, model.attention, elsewhere)
     if isinstance(model, ForeignConfig):
         return dataclasses.replace(choice, reason=model.attention_reason)
-    recomputes = model.checkpointing.keeps_products and not config.loop.compiles
+    recomputes = model.checkpointing.keeps_products and not setting.config.loop.compiles
     if kernels.KERNELS[choice.kind].compiles_alone and recomputes:
         if model.attention == choice.kind:
             raise UserError(
@@ -268,28 +258,20 @@ def _attention(
                 f"{model.activation_checkpointing} needs --compile: give it, or full "
                 "checkpointing, or --attention sdpa"
             )
-        choice = _able(config, model, "sdpa", device_type, elsewhere)
+        choice = _able(setting, "sdpa", elsewhere)
     return choice
 
 
-def _able(
-    config: RunConfig, model: ModelConfig, kind: AttentionKind, device_type: str, elsewhere: bool
-) -> AttentionChoice:
-    visible = device_type == "cuda" and not elsewhere and torch.cuda.is_available()
-    try:
-        return kernels.choose(
-            kind,
-            device_type=device_type,
-            dtype=dtypes(config.optim).computed,
-            head_size=model.head_size,
-            window=model.window,
-            dropout=model.dropout,
-            documents=config.data.document_attention,
-            sdpa_backend=model.sdpa_backend,
-            capability=torch.cuda.get_device_capability() if visible else None,
-            elsewhere=elsewhere,
-        )
-    except kernels.MissingKernel as error:
-        raise NotInstalled(str(error)) from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
+def _able(setting: Setting, kind: AttentionKind, elsewhere: bool) -> AttentionChoice:
+    config, model = setting.config, setting.model
+    visible = setting.device_type == "cuda" and not elsewhere and torch.cuda.is_available()
+    asked = AttentionSetting(
+        device_type=setting.device_type,
+        dtype=dtypes(config.optim).computed,
+        head_size=model.head_size,
+        window=model.window,
+        dropout=model.dropout,
+        documents=config.data.document_attention,
+        capability=torch.cuda.get_device_capability() if visible else None,
+    )
+    return kernels.choose(kind, asked, sdpa_backend=model.sdpa_backend, elsewhere=elsewhere)

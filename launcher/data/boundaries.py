@@ -10,66 +10,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self
 
 import numpy as np
 
 from launcher.data.formats import Document
 from launcher.data.tokenizer import Encoder, FastEncoder
 
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """Places of a document's text, and the parts of it that are encoded to find their tokens."""
-
-    places: list[int]
-    """The first character and the end of each learned span."""
-    starts: list[int]
-    """For each place, that of the last special token before, 0 without one."""
-
-    @classmethod
-    def of(cls, document: Document, special: re.Pattern[str] | None) -> Self:
-        """Return those of a document."""
-        places = [place for span in document.learned or () for place in span]
-        # one span takes two prefixes at most, which is no reason to search
-        found = special.finditer(document.text) if special and len(places) > 2 else ()
-        ends, begins = [0], [0]
-        for match in found:
-            ends.append(match.end())
-            begins.append(match.start())
-        return cls(places, [begins[bisect_right(ends, place) - 1] for place in places])
-
-    def texts(self, text: str) -> Iterator[str]:
-        """Yield the parts between starts, then for each place the part before it."""
-        parts = (*pairwise(self._all_starts), *zip(self.starts, self.places, strict=True))
-        return (text[begin:end] for begin, end in parts)
-
-    @property
-    def _all_starts(self) -> list[int]:
-        return sorted({0, *self.starts})
-
-    def token_places(self, ids: np.ndarray, encoded: Iterator[np.ndarray]) -> list[int] | None:
-        """Return how many tokens come before each place; None where this tokenizer does not cut at
-        a special token.
-
-        Args:
-            ids: of the whole text.
-            encoded: those of `texts`, of which all are taken.
-        """
-        parts = [(end, next(encoded)) for _, end in pairwise(self._all_starts)]
-        before = [next(encoded) for _ in self.places]
-        first = {0: 0}
-        count = 0
-        for end, part in parts:
-            if not np.array_equal(ids[count : count + len(part)], part):
-                return None
-            first[end] = count = count + len(part)
-        return [
-            first[start] + common_length(ids[first[start] :], part)
-            for start, part in zip(self.starts, before, strict=True)
-        ]
+Prefix = tuple[int, int]
+"""Text before an end of a learned span: from the last special token before it, 0 without one."""
 
 
 def encode_learned(
@@ -77,25 +26,66 @@ def encode_learned(
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield each document's token ids, and which of them are learned (bool; None: all)."""
     special = special_tokens(encoder)
-    cuts = [Cuts.of(document, special) for document in documents]
+    prefixes = [_prefixes(document, special) for document in documents]
     texts = [
-        text
-        for document, cut in zip(documents, cuts, strict=True)
-        for text in (document.text, *cut.texts(document.text))
+        document.text[begin:end]
+        for document, own in zip(documents, prefixes, strict=True)
+        for begin, end in ((0, len(document.text)), *_between(own), *own)
     ]
     encoded = map(np.asarray, encoder.encode(texts))
-    for document, cut in zip(documents, cuts, strict=True):
+    for document, own in zip(documents, prefixes, strict=True):
         ids = next(encoded).astype(np.int64)
-        places = cut.token_places(ids, encoded)
+        places = _token_places(ids, own, encoded)
         if places is None:
-            prefixes = encoder.encode([document.text[:place] for place in cut.places])
-            places = [common_length(ids, np.asarray(prefix)) for prefix in prefixes]
+            wholes = encoder.encode([document.text[:end] for _, end in own])
+            places = [common_length(ids, np.asarray(whole)) for whole in wholes]
         learned = None if document.learned is None else np.zeros(len(ids), bool)
         if learned is not None:
             # begins and ends of spans alternate
             for begin, end in zip(places[::2], places[1::2], strict=True):
                 learned[begin:end] = True
         yield ids, learned
+
+
+def _prefixes(document: Document, special: re.Pattern[str] | None) -> list[Prefix]:
+    """Return those of the first character and of the end of each learned span."""
+    places = [place for span in document.learned or () for place in span]
+    # one span takes two prefixes at most, which is no reason to search
+    found = special.finditer(document.text) if special and len(places) > 2 else ()
+    ends, begins = [0], [0]
+    for match in found:
+        ends.append(match.end())
+        begins.append(match.start())
+    return [(begins[bisect_right(ends, place) - 1], place) for place in places]
+
+
+def _between(prefixes: list[Prefix]) -> list[tuple[int, int]]:
+    """Return the parts of a text between where prefixes begin."""
+    return [*pairwise(sorted({0, *(begin for begin, _ in prefixes)}))]
+
+
+def _token_places(
+    ids: np.ndarray, prefixes: list[Prefix], encoded: Iterator[np.ndarray]
+) -> list[int] | None:
+    """Return how many tokens come before the end of each prefix; None where this tokenizer does not
+    cut at a special token.
+
+    Args:
+        ids: of the whole text.
+        encoded: those of the parts between prefixes, then of these; all are taken.
+    """
+    between = [(end, next(encoded)) for _, end in _between(prefixes)]
+    before = [next(encoded) for _ in prefixes]
+    first = {0: 0}
+    count = 0
+    for end, part in between:
+        if not np.array_equal(ids[count : count + len(part)], part):
+            return None
+        first[end] = count = count + len(part)
+    return [
+        first[begin] + common_length(ids[first[begin] :], part)
+        for (begin, _), part in zip(prefixes, before, strict=True)
+    ]
 
 
 def special_tokens(encoder: Encoder) -> re.Pattern[str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from launcher.data.chat import ChatTemplate
@@ -67,18 +68,16 @@ def _reader_of(form: Form, tokenizer: str, data: str) -> ReadExample:
             if is_messages(record.get("prompt"))
             else with_prompt(record, where)
         )
-    if form == "alpaca":
-        found = ChatTemplate.find(tokenizer)
-        if found is None:
-            return lambda record, where: with_prompt(alpaca_prompt(record, where), where)
-        template = found
-        return lambda record, where: template.document(alpaca_messages(record, where), where)
-    template = ChatTemplate.of(tokenizer, data)
+    template = (
+        ChatTemplate.find(tokenizer) if form == "alpaca" else ChatTemplate.of(tokenizer, data)
+    )
+    if template is None:
+        return lambda record, where: with_prompt(alpaca_prompt(record, where), where)
+    document = template.document
     if form == "messages":
-        return template.document
-    if form == "turns":
-        return lambda record, where: template.document(turns_messages(record, where), where)
-    return lambda record, where: template.document(sharegpt_messages(record, where), where)
+        return document
+    as_messages = _AS_MESSAGES[form]
+    return lambda record, where: document(as_messages(record, where), where)
 
 
 def alpaca_prompt(record: dict[str, Any], where: str) -> dict[str, Any]:
@@ -177,6 +176,13 @@ def sharegpt_messages(record: dict[str, Any], where: str) -> dict[str, Any]:
             message |= {"content": "", "tool_calls": _calls(content, here)}
         messages.append(message)
     return {"messages": messages, "tools": record.get("tools") or None}
+
+
+_AS_MESSAGES: Final[Mapping[Form, Callable[[dict[str, Any], str], dict[str, Any]]]] = {
+    "alpaca": alpaca_messages,
+    "turns": turns_messages,
+    "sharegpt": sharegpt_messages,
+}
 
 
 def _calls(text: str, where: str) -> list[dict[str, Any]]:

@@ -95,8 +95,8 @@ def open_corpus(
     """
     data, tokenizer, mask_prompt = choice.data, choice.tokenizer, choice.mask_prompt
     source = find_source(choice)
-    if mask_prompt and (form := source.quick_form()) is not None:
-        _require_prompts(source.label, form)
+    if mask_prompt and source.quick_form() == "text":
+        raise _no_prompts(source.label)
     directory = _built(
         source,
         tokenizer,
@@ -107,7 +107,7 @@ def open_corpus(
     meta = read_meta(directory)
     assert meta is not None
     if mask_prompt and meta.learned is None:
-        _require_prompts(source.label, "text")
+        raise _no_prompts(source.label)
     check_vocabulary(tokenizer, meta.rows or meta.vocab_size, vocab_size)
     masked, in_documents = meta.learned is not None, choice.document_attention
     masked &= mask_prompt is not False
@@ -131,12 +131,11 @@ def open_corpus(
     )
 
 
-def _require_prompts(label: str, form: str) -> None:
-    if form == "text":
-        raise UserError(
-            f"--mask-prompt: --data {label} has no prompts (JSON lines with prompt and "
-            "completion, instruction and output, messages or conversations): leave it out"
-        )
+def _no_prompts(label: str) -> UserError:
+    return UserError(
+        f"--mask-prompt: --data {label} has no prompts (JSON lines with prompt and completion, "
+        "instruction and output, messages or conversations): leave it out"
+    )
 
 
 def _built(

@@ -232,14 +232,10 @@ class PythonEncoder:
         ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         text: str = self.tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
-        return text
-
-    def decode_all(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         return text
 
     def save(self, path: Path) -> None:

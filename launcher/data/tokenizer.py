@@ -53,12 +53,8 @@ class FastEncoder:
             ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids))
-        return text
-
-    def decode_all(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
     def save(self, path: Path) -> None:
@@ -77,11 +73,9 @@ class ByteEncoder:
     def encode_prompt(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(n for n in ids if n < self.end_of_text).decode(errors="replace")
-
-    def decode_all(self, ids: Sequence[int]) -> str:
-        known = (bytes([n]) if n < self.end_of_text else END_OF_TEXT.encode() for n in ids)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        end = END_OF_TEXT.encode() if special else b""
+        known = (bytes([n]) if n < self.end_of_text else end for n in ids)
         return b"".join(known).decode(errors="replace")
 
     def save(self, path: Path) -> None:
@@ -102,8 +96,8 @@ class ByteEncoder:
 Encoder: TypeAlias = "FastEncoder | ByteEncoder | PythonEncoder"
 """Converts texts to token ids. `encode` adds no special tokens; `encode_prompt` adds those that the
 tokenizer begins a text with. `end_of_text` is the id that ends a document. `decode` leaves special
-tokens out, which `decode_all` shows, and gives U+FFFD for an incomplete character. `vocab_size` is
-the largest id plus one. `save` writes a tokenizer.json if the tokenizer has that form."""
+tokens out unless asked for them, and gives U+FFFD for an incomplete character. `vocab_size` is the
+largest id plus one. `save` writes a tokenizer.json if the tokenizer has that form."""
 
 
 def tokenizer_key(tokenizer: str, vocab_size: int) -> str:

@@ -24,7 +24,7 @@ def first_example(corpus: Corpus, tokenizer: str) -> list[str | Text]:
     for is_learned, group in itertools.groupby(learned.tolist()):
         end = at + len(list(group))
         style = "" if is_learned else "dim"
-        text.append(encoder.decode_all(shown.tokens[at:end].tolist()), style)
+        text.append(encoder.decode(shown.tokens[at:end].tolist(), special=True), style)
         at = end
     left = len(shown.tokens) - at
     title = (

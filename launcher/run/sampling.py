@@ -156,7 +156,7 @@ class Samples:
         return SampleRecord(
             step=step,
             # With special tokens, so that a wrong template is seen.
-            prompt=self.encoder.decode_all(prompt) if self.sampling is ANSWER else "",
+            prompt=self.encoder.decode(prompt, special=True) if self.sampling is ANSWER else "",
             text=self.encoder.decode(kept),
             tokens=len(kept),
             duration_s=duration_s,

@@ -31,7 +31,7 @@ from launcher.run.notes import default_text, unused_rows
 from launcher.run.prepare import Prepared
 from launcher.run.training_record import TrainingRecord
 from launcher.strategies import variant_of
-from launcher.util.errors import Failure, refused
+from launcher.util.errors import Failure
 from launcher.util.sizes import gib
 
 FEW_TOKENS = 1000
@@ -162,8 +162,8 @@ def run_record(prepared: Prepared, world: World, name: str) -> TrainingRecord:
 def _attention(resolved: Resolved, device: torch.device) -> str:
     if resolved.config.sharding.context_parallel_method == "ring":
         return "ring"
-    with refused(ValueError):  # only the GPU itself knows which heads a kernel takes
-        return str(resolved.attention.on(device, seq_len=resolved.seq_len))
+    # only the GPU itself knows which heads a kernel takes
+    return str(resolved.attention.on(device, seq_len=resolved.seq_len))
 
 
 def closing_lines(summary: Summary, folder: Path) -> list[str]:

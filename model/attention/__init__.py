@@ -4,7 +4,6 @@ from launcher.model.attention.kernel import AttentionFunction, AttentionKernel, 
 from launcher.model.attention.selection import (
     KERNELS,
     AttentionChoice,
-    MissingKernel,
     choose,
     fuses_scores,
     kernel_for,
@@ -12,7 +11,6 @@ from launcher.model.attention.selection import (
 
 __all__ = [
     "KERNELS",
-    "MissingKernel",
     "AttentionFunction",
     "AttentionKernel",
     "AttentionChoice",

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from launcher.model.attention.kernel import AttentionKernel, AttentionSetting, dense_mask
 from launcher.model.config import SdpaBackend
+from launcher.util.errors import UserError
 
 BACKENDS: Final[dict[SdpaBackend, SDPBackend]] = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -114,7 +115,7 @@ def sdpa_backend(
 ) -> SdpaBackend:
     """The backend that PyTorch takes on `device`, by asking it with tensors of one head.
 
-    Raises ValueError when the wanted one cannot run, and lists those that can.
+    Raises UserError when the wanted one cannot run, and lists those that can.
     """
     if wanted != "auto":
         if _runs(setting, BACKENDS[wanted], device, seq_len):
@@ -123,7 +124,7 @@ def sdpa_backend(
         window = "" if setting.window is None else f", window {setting.window}"
         dropout = "" if setting.dropout == 0.0 else f", dropout {setting.dropout}"
         dropout += ", attention inside documents" if setting.documents else ""
-        raise ValueError(
+        raise UserError(
             f"sdpa_backend {wanted} cannot run on {device.type} with {setting.dtype}, heads of "
             f"{setting.head_size}{window}{dropout}; use {' or '.join([*able, 'auto'])}."
         )

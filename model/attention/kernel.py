@@ -60,16 +60,6 @@ class Prepare(Protocol):
     ) -> Any: ...
 
 
-def no_mask(
-    seq_len: int,
-    window: int | None,
-    device: torch.device,
-    starts: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> None:
-    """Return no mask: for kernels that do their own masking, and know of no documents."""
-
-
 def dense_mask(
     seq_len: int,
     window: int | None,
@@ -93,7 +83,7 @@ class AttentionKernel:
     """An attention function, and where it can run."""
 
     function: AttentionFunction
-    prepare: Prepare = no_mask
+    prepare: Prepare
     """Makes its `mask`."""
     obstacle: Callable[[AttentionSetting], str | None] = lambda setting: None
     """Reason why it cannot run in a setting and what to do instead, or None when it can."""

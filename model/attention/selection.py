@@ -12,6 +12,7 @@ from launcher.model.attention.dense import BACKENDS, EAGER, SDPA, sdpa, sdpa_bac
 from launcher.model.attention.flex import FLEX
 from launcher.model.attention.kernel import AttentionKernel, AttentionSetting
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
+from launcher.util.errors import NotInstalled, UserError
 
 KERNELS: dict[AttentionKind, AttentionKernel] = {
     "eager": EAGER,
@@ -22,10 +23,6 @@ KERNELS: dict[AttentionKind, AttentionKernel] = {
 """By the name that a user gives. A new kernel: its file, its line here, and its name in
 `model.config.AttentionKind`."""
 _ANY_LENGTH = 2  # on a CPU the backend does not depend on the sequence length
-
-
-class MissingKernel(ValueError):
-    """A kernel that can run in the setting, were its package installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +43,7 @@ class AttentionChoice:
     def on(self, device: torch.device, *, seq_len: int) -> AttentionChoice:
         """Return it with the backend that PyTorch takes on `device` for sequences this long.
 
-        Allocates a few kilobytes there. Raises ValueError when the wanted one cannot run.
+        Allocates a few kilobytes there. Raises UserError when the wanted one cannot run.
         """
         if self.kind != "sdpa":
             return self
@@ -56,37 +53,24 @@ class AttentionChoice:
 
 def choose(
     kind: AttentionKind,
+    setting: AttentionSetting,
     *,
-    device_type: str,
-    dtype: torch.dtype,
-    head_size: int,
-    window: int | None,
-    dropout: float,
-    documents: bool = False,
     sdpa_backend: SdpaBackend = "auto",
-    capability: tuple[int, int] | None = None,
     elsewhere: bool = False,
 ) -> AttentionChoice:
     """Choose the attention of a kind, or for `auto` the fastest that is installed and able.
 
     A run `elsewhere` finds there what it needs: not what is installed here counts. Allocates
     nothing on a GPU.
-    Raises ValueError, with the reason and the fix, when the kind or
-    the sdpa backend that is asked for cannot run in this setting; MissingKernel when it could.
+
+    Raises:
+        UserError: the kind or the sdpa backend that is asked for cannot run in this setting;
+            NotInstalled: it could, were its package installed.
     """
-    setting = AttentionSetting(
-        device_type=device_type,
-        dtype=dtype,
-        head_size=head_size,
-        window=window,
-        dropout=dropout,
-        documents=documents,
-        capability=capability,
-    )
     reason = "asked for"
     if sdpa_backend != "auto":
         if kind not in ("auto", "sdpa"):
-            raise ValueError(
+            raise UserError(
                 f"sdpa_backend {sdpa_backend} belongs to attention sdpa, not {kind}; leave it out."
             )
         kind, reason = "sdpa", f"sdpa_backend {sdpa_backend} asked for"
@@ -94,15 +78,17 @@ def choose(
         kind, reason = _fastest(setting, elsewhere)
     obstacle = KERNELS[kind].obstacle(setting)
     if obstacle is not None:
-        raise ValueError(obstacle)
+        raise UserError(obstacle)
     missing = None if elsewhere else KERNELS[kind].missing(setting)
     if missing is not None:
-        raise MissingKernel(missing)
-    backend = flash.implementation(capability, dropout, window) if kind == "flash" else None
+        raise NotInstalled(missing)
+    backend = None
+    if kind == "flash":
+        backend = flash.implementation(setting.capability, setting.dropout, setting.window)
     choice = AttentionChoice(
         kind=kind, backend=backend, reason=reason, setting=setting, sdpa_backend=sdpa_backend
     )
-    if device_type == "cpu":
+    if setting.device_type == "cpu":
         choice = choice.on(torch.device("cpu"), seq_len=_ANY_LENGTH)
     return choice
 

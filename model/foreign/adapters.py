@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from launcher.model.config import Quantization
-from launcher.model.linears import Adapter, QuantizedLinear
+from launcher.model.linears import Adapter, QuantizedLinear, QuantizedLoRALinear
 from launcher.model.lora_config import BLOCK, Lora
 from launcher.model.parts import block_of, parts_of
 
@@ -31,25 +31,8 @@ class _LinearOf(nn.Module):
         return y
 
 
-class _OfTokens(nn.Module):
-    """Mixin that takes x [*, in] and hands on [N, in]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [*, in] -> [*, out]."""
-        y: Tensor = super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
-        return y
-
-
-class AdaptedLinear(_OfTokens, Adapter, _LinearOf):
+class AdaptedLinear(Adapter, _LinearOf):
     """A linear layer of transformers with an adapter beside it: [*, in] -> [*, out]."""
-
-
-class QuantizedAdaptedLinear(_OfTokens, Adapter, QuantizedLinear):
-    """A quantised linear layer with an adapter beside it."""
-
-
-class QuantizedTokensLinear(_OfTokens, QuantizedLinear):
-    """A quantised linear layer."""
 
 
 def linears(causal: Any) -> Iterator[tuple[str, str, nn.Linear]]:
@@ -151,9 +134,9 @@ def adapt(causal: Any, lora: Lora, kind: Quantization) -> None:
         if name not in packed:
             module = AdaptedLinear(sizes[0], [sizes[1]], lora=lora, linear=linear)
         elif name in chosen:
-            module = QuantizedAdaptedLinear(sizes[0], [sizes[1]], lora=lora, **options)
+            module = QuantizedLoRALinear(sizes[0], [sizes[1]], lora=lora, **options)
         else:
-            module = QuantizedTokensLinear(*sizes, **options)
+            module = QuantizedLinear(*sizes, **options)
         setattr(causal.get_submodule(owner), own_name, module)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,30 +26,20 @@ _fused: dict[type[nn.Module], type[nn.Module] | None] = {}
 """Class of transformers -> the same with our forward; None where that is not an RMSNorm's."""
 
 
-class _Form(NamedTuple):
-    """Formula of a class of norms."""
-
-    eps: str
-    """Attribute that is added to the mean square."""
-    offset: float
-    """Added to the weight: 1 in Gemma's."""
-    keeps_type: bool
-    """The result has the type of its input; else that of its product with the weight."""
-
-
 def fuse_norms(causal: nn.Module) -> None:
     """Run each RMSNorm of a model as one kernel where `fused.takes_norm`; elsewhere unchanged."""
     for module in causal.modules():
         norm = type(module)
         if norm not in _fused:
             form = _form_of(module)
-            _fused[norm] = None if form is None else _with(norm, form)
+            _fused[norm] = None if form is None else _with_formula(norm, *form)
         module.__class__ = _fused[norm] or norm
 
 
 @torch.no_grad()
-def _form_of(module: nn.Module) -> _Form | None:
-    """Compare a norm's own forward with the formula, on numbers; None where they differ."""
+def _form_of(module: nn.Module) -> tuple[str, float, bool] | None:
+    """Return the arguments of `_with_formula` with which a norm's own forward agrees on numbers;
+    None where none do."""
     if _NAME not in type(module).__name__ or [*module._parameters] != ["weight"]:
         return None
     names = [name for name in _EPS if isinstance(getattr(module, name, None), float)]
@@ -68,17 +58,28 @@ def _form_of(module: nn.Module) -> _Form | None:
         return None
     for offset in (0.0, 1.0):
         if torch.allclose(result, unit * (weight + offset), rtol=_TOLERANCE, atol=_TOLERANCE):
-            return _Form(names[0], offset, keeps_type=probe(x.bfloat16()).dtype is torch.bfloat16)
+            keeps_type = probe(x.bfloat16()).dtype is torch.bfloat16
+            return names[0], offset, keeps_type
     return None
 
 
-def _with(norm: type[nn.Module], form: _Form) -> type[nn.Module]:
+def _with_formula(
+    norm: type[nn.Module], eps: str, offset: float, keeps_type: bool
+) -> type[nn.Module]:
+    """Derive a class of norms whose forward is one kernel.
+
+    Args:
+        eps: name of what is added to the mean square.
+        offset: added to the weight; 1 in Gemma's.
+        keeps_type: the result has the type of its input; else that of its product with the weight.
+    """
+
     def forward(self: Any, x: Tensor) -> Tensor:
         if not fused.takes_norm(x):
             unfused: Tensor = norm.forward(self, x)
             return unfused
-        weight = self.weight + form.offset if form.offset else self.weight
-        y: Tensor = normalized(x, weight.shape, weight, None, getattr(self, form.eps))
-        return y if form.keeps_type else y.to(torch.promote_types(x.dtype, weight.dtype))
+        weight = self.weight + offset if offset else self.weight
+        y: Tensor = normalized(x, weight.shape, weight, None, getattr(self, eps))
+        return y if keeps_type else y.to(torch.promote_types(x.dtype, weight.dtype))
 
     return type(norm.__name__, (norm,), {"forward": forward, "__module__": norm.__module__})

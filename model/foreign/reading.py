@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -61,7 +60,7 @@ def foreign_config(
     for reason in _obstacles_of(causal):
         raise UserError(reason)
     config, head = causal.config, causal.get_output_embeddings()
-    of_blocks = _adapter_counts(causal, lora, quantize_base)
+    quantized(causal, quantize_base)  # which rejects rows that it does not divide
     attending = sum(any("Attention" in type(m).__name__ for m in b.modules()) for b in blocks)
     heads, d_model = getattr(config, "num_attention_heads", None) or 1, config.hidden_size
     return ForeignConfig(
@@ -76,10 +75,7 @@ def foreign_config(
         attention=config._attn_implementation,
         activation_checkpointing=activation_checkpointing,
         loss_chunk=loss_chunk,
-        lora=lora,
         quantize_base=quantize_base,
-        adapter_parameters=sum(of_blocks.values()),
-        block_adapters=max(of_blocks.values(), default=0),
         document=text,
         architecture=type(causal).__name__,
         attending_blocks=attending,
@@ -88,6 +84,7 @@ def foreign_config(
         matmul_parameters=_matmul_parameters(causal),
         idle_parameters=sum(_idle(p, causal) for p in causal.parameters()),
         router_loss=config.router_aux_loss_coef if _routes(config) else 0.0,
+        **({} if lora is None else _adapters(causal, lora)),
     )
 
 
@@ -106,11 +103,14 @@ def _built(text: str, attention: AttentionKind) -> tuple[Any, nn.ModuleList]:
     return causal, parts_of(causal).blocks
 
 
-def _adapter_counts(causal: Any, lora: Lora | None, kind: Quantization) -> Counter[int | None]:
-    """Return the parameters of adapters by block; ValueError where layers cannot be adapted or
-    quantised."""
-    quantized(causal, kind)
-    return Counter() if lora is None else adapter_counts(causal, lora)
+def _adapters(causal: Any, lora: Lora) -> dict[str, Any]:
+    """Return the fields of adapters; ValueError where layers cannot have them."""
+    of_blocks = adapter_counts(causal, lora)
+    return {
+        "lora": lora,
+        "adapter_parameters": sum(of_blocks.values()),
+        "block_adapters": max(of_blocks.values(), default=0),
+    }
 
 
 def with_adapters(config: ForeignConfig, lora: Lora) -> ForeignConfig:
@@ -119,13 +119,7 @@ def with_adapters(config: ForeignConfig, lora: Lora) -> ForeignConfig:
     Raises:
         ValueError: layers that it does not have, or that cannot have them.
     """
-    of_blocks = adapter_counts(skeleton(config.document, config.attention), lora)
-    return replace(
-        config,
-        lora=lora,
-        adapter_parameters=sum(of_blocks.values()),
-        block_adapters=max(of_blocks.values(), default=0),
-    )
+    return replace(config, **_adapters(skeleton(config.document, config.attention), lora))
 
 
 def separates_documents(config: ForeignConfig) -> bool:

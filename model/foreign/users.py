@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.model.foreign.config import USERS, ForeignConfig
-from launcher.model.foreign.users_values import RESETS, Draws, Undrawn
+from launcher.model.foreign.users_values import RESETS, Undrawn
 from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
 
@@ -105,11 +105,11 @@ def users_config(reference: str, given: Mapping[str, Any], **options: Any) -> Fo
         document = json.dumps({USERS: reference, **fields}, sort_keys=True)
     except TypeError as error:
         raise UserError(f"its config is kept as JSON, and {error}: use numbers and text") from None
-    with torch.device("meta"), Draws() as draws:
+    with torch.device("meta"), Undrawn() as values:
         inner = _built(function, config)
     for reason in _obstacles(inner):
         raise UserError(reason)
-    if not hasattr(inner, "init_weights") and (lost := draws.named(inner)) is not None:
+    if not hasattr(inner, "init_weights") and (lost := values.noted(inner)) is not None:
         raise UserError(
             f"its constructor draws {lost}, and values are drawn later, shard by shard: give it "
             "init_weights(module), which draws those of one module"

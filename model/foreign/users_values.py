@@ -19,7 +19,18 @@ RESETS: Final = ("reset_parameters", "_reset_parameters")
 
 
 class Undrawn(TorchFunctionMode):
-    """Leave parameters as they are allocated: their values are drawn later, shard by shard."""
+    """Leave parameters as they are allocated: their values are drawn later, shard by shard.
+
+    Notes those that other code than torch's modules and `reset_parameters` would draw.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._noted: set[int] = set()
+
+    def noted(self, module: nn.Module) -> str | None:
+        """Return the name of the first of them in a module."""
+        return next((n for n, p in module.named_parameters() if id(p) in self._noted), None)
 
     def __enter__(self) -> Self:
         for name, function in _WITHOUT_MODES.items():
@@ -36,27 +47,11 @@ class Undrawn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         drawn = _drawn_by(func, args, kwargs)
-        if drawn is not None:
-            return drawn
-        return func(*args, **(kwargs or {}))
-
-
-class Draws(TorchFunctionMode):
-    """Notes the parameters that other code than torch's modules and `reset_parameters` draws."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._drawn: set[int] = set()
-
-    def named(self, module: nn.Module) -> str | None:
-        """Return the name of the first of them in a module."""
-        return next((n for n, p in module.named_parameters() if id(p) in self._drawn), None)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        drawn = _drawn_by(func, args, kwargs)
-        if drawn is not None and not _by_a_reset():
-            self._drawn.add(id(drawn))
-        return func(*args, **(kwargs or {}))
+        if drawn is None:
+            return func(*args, **(kwargs or {}))
+        if not _by_a_reset():
+            self._noted.add(id(drawn))
+        return drawn
 
 
 def _drawn_by(func: Any, args: Any, kwargs: Any) -> nn.Parameter | None:

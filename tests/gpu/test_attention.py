@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from launcher.model.attention import KERNELS, choose, kernel_for
+from launcher.model.attention import KERNELS, AttentionSetting, choose, kernel_for
 from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
 from launcher.model.gpt import GPT
 from launcher.strategies.compiled import compile_blocks
+from launcher.util.errors import UserError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,18 +28,21 @@ def _nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
+def _setting(dtype: torch.dtype, window: int | None) -> AttentionSetting:
+    return AttentionSetting(
+        device_type="cuda",
+        dtype=dtype,
+        head_size=64,
+        window=window,
+        dropout=0.0,
+        capability=torch.cuda.get_device_capability(),
+    )
+
+
 def _skip_unless_able(kind: AttentionKind, dtype: torch.dtype, window: int | None) -> None:
     try:
-        choose(
-            kind,
-            device_type="cuda",
-            dtype=dtype,
-            head_size=64,
-            window=window,
-            dropout=0.0,
-            capability=torch.cuda.get_device_capability(),
-        )
-    except ValueError as error:
+        choose(kind, _setting(dtype, window))
+    except UserError as error:
         pytest.skip(str(error))
 
 
@@ -114,15 +118,7 @@ def test_attention_stays_inside_documents(kind: AttentionKind, window: int | Non
 
 @pytest.mark.parametrize("window", [None, 64])
 def test_the_backend_that_is_recorded_is_the_one_that_runs(window: int | None) -> None:
-    choice = choose(
-        "sdpa",
-        device_type="cuda",
-        dtype=torch.bfloat16,
-        head_size=64,
-        window=window,
-        dropout=0.0,
-        capability=torch.cuda.get_device_capability(),
-    ).on(torch.device("cuda"), seq_len=300)
+    choice = choose("sdpa", _setting(torch.bfloat16, window)).on(torch.device("cuda"), seq_len=300)
     kernel = kernel_for(replace(CONFIG, attention="sdpa", window=window))
     qkv = [
         torch.randn(2, 3, 300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)

@@ -65,8 +65,8 @@ class Vocabulary:
         """
         if (highest := max(tokens, default=0)) >= self.rows:
             raise UserError(
-                f"the prompt has {self.encoder.decode_all([highest])!r}, whose id {highest} is "
-                f"beyond the model's vocabulary of {self.rows}: leave it out"
+                f"the prompt has {self.encoder.decode([highest], special=True)!r}, whose id "
+                f"{highest} is beyond the model's vocabulary of {self.rows}: leave it out"
             )
 
 

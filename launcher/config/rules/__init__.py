@@ -7,7 +7,8 @@ prints its table of compatibility from the same list.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
@@ -58,6 +59,10 @@ class Setting:
     def accumulation(self) -> int:
         """Micro-batches per step; meaningless where the batch does not divide."""
         return (self.config.data.global_batch or 0) // self.batch_per_micro_batch
+
+    def changed(self, **changes: Any) -> Self:
+        """Return it with fields of its config changed."""
+        return replace(self, config=self.config.replace(**changes))
 
 
 Rule = Callable[[Setting], Iterator[str]]

@@ -1,19 +1,46 @@
-"""Refusals about the optimizer, precision, schedule and compilation."""
+"""Refusals about the optimizer, precision, schedule and compilation, and flags without effect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from launcher.config.graphs_choice import untested_with_graphs
 from launcher.config.rules import Rule, Setting
+from launcher.config.schema import RunConfig
 from launcher.model.config import ModelConfig
 from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.choice import OptimChoice, steps_of_warmup
 from launcher.optim.registry import OPTIMIZERS, moments_type
+from launcher.util.flags import as_flags
 from launcher.util.packages import version_of
 
+_DEFAULT: Final = RunConfig()
+_BELONGS: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("replicate", "reshard_after_forward", "reduce_each_micro_batch"), ("strategy", "fsdp")
+    ),
+    "momentum": ("optimizer", "sgd"),
+    "apollo_rank": ("optimizer", "apollo"),
+    "moments_dtype": ("optimizer", "adamw"),
+    "compensation": ("precision", "bf16-pure"),
+    "decay_steps": ("schedule", "wsd"),
+}
+"""Field -> the field and its only value with which it has an effect."""
 SMALLEST_CHANGE_BF16 = 2**-8
 """A bf16 number moves only when it changes by about this, relative to itself."""
+
+
+def without_effect(setting: Setting) -> Iterator[str]:
+    """Reject flags of a choice that was not made."""
+    config = setting.config
+    for name, (choice, needed) in _BELONGS.items():
+        value, chosen = config.get(name), config.get(choice)
+        if chosen != needed and value != _DEFAULT.get(name):
+            owner = as_flags({choice: needed})
+            yield (
+                f"{as_flags({name: value})} belongs to {owner}, not {chosen}: leave it out, or "
+                f"give {owner}"
+            )
 
 
 def optimizer(setting: Setting) -> Iterator[str]:
@@ -35,14 +62,9 @@ def optimizer(setting: Setting) -> Iterator[str]:
 
 
 def apollo_rank(setting: Setting) -> Iterator[str]:
-    """Reject --apollo-rank without APOLLO, or beyond the narrowest matrix."""
+    """Reject --apollo-rank beyond the narrowest matrix."""
     optim, model = setting.config.optim, setting.model
     if optim.optimizer != "apollo":
-        if optim.apollo_rank is not None:
-            yield (
-                f"--apollo-rank {optim.apollo_rank} belongs to --optimizer apollo, not "
-                f"{optim.optimizer}: leave one of them out"
-            )
         return
     from launcher.optim.apollo import rank_of
 
@@ -69,20 +91,9 @@ def _fewest_columns(model: ModelConfig) -> int:
 def moments(setting: Setting) -> Iterator[str]:
     """Reject moments' types and decay rates that do not fit the optimizer."""
     optim = setting.config.optim
-    default = OptimChoice()
-    if optim.momentum != default.momentum and optim.optimizer != "sgd":
-        yield (
-            f"--momentum {optim.momentum} belongs to --optimizer sgd, not {optim.optimizer}: leave "
-            "one of them out"
-        )
-    if optim.betas != default.betas and optim.optimizer == "sgd":
+    if optim.betas != OptimChoice().betas and optim.optimizer == "sgd":
         first, second = optim.betas
         yield f"--betas {first} {second}: --optimizer sgd has none: leave one of them out"
-    if optim.moments_dtype is not None and optim.optimizer != "adamw":
-        yield (
-            f"--moments-dtype {optim.moments_dtype} belongs to --optimizer adamw, not "
-            f"{optim.optimizer}: leave one of them out"
-        )
     if moments_type(optim) == "bf16" and 1 - optim.betas[1] < SMALLEST_CHANGE_BF16:
         yield (
             f"--betas {optim.betas[0]} {optim.betas[1]}: a second moment in bf16 would round such "
@@ -120,14 +131,9 @@ def in_backward(setting: Setting) -> Iterator[str]:
 
 
 def bf16_pure(setting: Setting) -> Iterator[str]:
-    """Reject bf16-pure without a suitable optimizer, and --no-compensation without bf16-pure."""
+    """Reject bf16-pure without a suitable optimizer."""
     optim, sharding = setting.config.optim, setting.config.sharding
     if optim.precision != "bf16-pure":
-        if not optim.compensation:
-            yield (
-                "--no-compensation belongs to --precision bf16-pure, not "
-                f"{optim.precision}: leave it out"
-            )
         return
     if optim.optimizer not in ("adamw", "adamw8bit"):
         yield (
@@ -195,14 +201,9 @@ def tf32(setting: Setting) -> Iterator[str]:
 
 
 def schedule(setting: Setting) -> Iterator[str]:
-    """Reject --decay-steps without --schedule wsd, or longer than what follows the warm-up."""
+    """Reject --decay-steps longer than what follows the warm-up."""
     optim, steps = setting.config.optim, setting.config.loop.steps  # unknown with --epochs
-    if optim.decay_steps is not None and optim.schedule != "wsd":
-        yield (
-            f"--decay-steps {optim.decay_steps} belongs to --schedule wsd, not {optim.schedule}: "
-            "leave it out, or give --schedule wsd"
-        )
-    elif optim.decay_steps is not None and steps is not None:
+    if optim.decay_steps is not None and steps is not None:
         warmup = steps_of_warmup(optim.warmup_steps or 0, steps)
         if optim.decay_steps > steps - warmup:
             yield (
@@ -265,6 +266,7 @@ def recorded(setting: Setting) -> Iterator[str]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
+    without_effect,
     optimizer,
     apollo_rank,
     moments,

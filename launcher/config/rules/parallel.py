@@ -1,5 +1,6 @@
 """Refusals about context parallelism and tensor parallelism."""
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,32 +11,53 @@ from launcher.model.config import ModelConfig
 from launcher.model.foreign.config import ForeignConfig
 from launcher.optim.dtypes import dtypes
 from launcher.optim.registry import OPTIMIZERS
+from launcher.util.flags import flag
 
 HEAD_MULTIPLE, LARGEST_HEAD = 8, 256
 """Limit of torch's flash attention, whose operators do not pad heads."""
 FP32_BYTES = 4
 
 
-def tensor_ranks(setting: Setting) -> Iterator[str]:
-    """Reject ranks that are no multiple of the tensor- and context-parallel groups."""
+def ranks(setting: Setting) -> Iterator[str]:
+    """Reject ranks that are no multiple of the model-parallel groups, and a method without them."""
     chosen, size = setting.config.sharding, setting.world_size
-    tensor, sequence = chosen.tensor_parallel, chosen.context_parallel
-    if tensor == 1:
+    degrees = {flag(name): n for name, n in chosen.model_parallel.items() if n > 1}
+    if chosen.context_parallel == 1 and chosen.context_parallel_method != "auto":
+        yield (
+            f"--context-parallel-method {chosen.context_parallel_method} needs sharded "
+            "sequences: give --context-parallel 2 or more, or leave it out"
+        )
+    if not degrees:
         return
-    flags, needed = f"--tensor-parallel {tensor}", tensor * sequence
-    if sequence > 1:
-        flags += f" with --context-parallel {sequence}"
+    flags = " with ".join(f"{name} {n}" for name, n in reversed(degrees.items()))
+    needed, innermost = math.prod(degrees.values()), [*degrees][-1]
     if size < needed:
         yield (
             f"{flags} needs {needed} ranks or a multiple, and this is {size}: start more with "
             "torchrun --nproc, or leave it out"
         )
     elif size % needed:
-        fitting = [n for n in range(1, size + 1) if size % (n * sequence) == 0]
-        yield (
-            f"{flags} does not divide {size} ranks: use --tensor-parallel "
-            + (" or ".join(map(str, fitting[:20])) or "1 and another --context-parallel")
-        )
+        others = needed // degrees[innermost]
+        fitting = [str(n) for n in range(1, size + 1) if size % (n * others) == 0]
+        instead = " or ".join(fitting[:20]) or "1 and another --context-parallel"
+        yield f"{flags} does not divide {size} ranks: use {innermost} {instead}"
+
+
+def whole_models(setting: Setting) -> Iterator[str]:
+    """Reject what only ranks with the whole model can do."""
+    config = setting.config
+    for name, number in config.sharding.model_parallel.items():
+        if number > 1 and config.loop.sample_every:
+            yield (
+                f"--sample-every {config.loop.sample_every} writes with the whole model, which "
+                f"{flag(name)} {number} shards: leave it out, and use shardscale generate on a "
+                "checkpoint"
+            )
+        if number > 1 and isinstance(config.data.micro_batch, AutoMicroBatch):
+            yield (
+                f"--micro-batch auto measures the whole model, not a shard of {flag(name)} "
+                f"{number}: give a number (shardscale plan says what fits)"
+            )
 
 
 def tensor_shapes(setting: Setting) -> Iterator[str]:
@@ -43,7 +65,7 @@ def tensor_shapes(setting: Setting) -> Iterator[str]:
     model, number = setting.model, setting.config.sharding.tensor_parallel
     if isinstance(model, ForeignConfig):  # whose plan of matrices is asked
         return
-    flag = f"--tensor-parallel {number}"
+    flags = f"--tensor-parallel {number}"
     if model.heads % number or model.kv_head_count % number:
         most = [
             n
@@ -52,29 +74,22 @@ def tensor_shapes(setting: Setting) -> Iterator[str]:
         ]
         keys = "" if model.kv_heads is None else f" with {model.kv_head_count} of keys"
         yield (
-            f"{flag} gives each rank as many heads, and {model.heads} heads{keys} do not divide: "
+            f"{flags} gives each rank as many heads, and {model.heads} heads{keys} do not divide: "
             f"use --tensor-parallel {most[-1]}"
         )
     elif model.ffn_dim % number:
         upper = -(-model.ffn_dim // number) * number
         yield (
-            f"{flag} does not divide the MLP's width of {model.ffn_dim}: use --d-ff {upper}, or "
+            f"{flags} does not divide the MLP's width of {model.ffn_dim}: use --d-ff {upper}, or "
             "another number of ranks"
         )
     elif model.vocab_size < number:
-        yield f"{flag} is more ranks than the {model.vocab_size} tokens of the vocabulary"
+        yield f"{flags} is more ranks than the {model.vocab_size} tokens of the vocabulary"
 
 
 def tensor_rows(setting: Setting) -> Iterator[str]:
     """Reject micro-batches whose tokens the ranks cannot divide between matrices."""
     config, number = setting.config, setting.config.sharding.tensor_parallel
-    if isinstance(config.data.micro_batch, AutoMicroBatch):
-        if number > 1:
-            yield (
-                "--micro-batch auto measures whole matrices, not those of --tensor-parallel "
-                f"{number}: give a number (shardscale plan says what fits)"
-            )
-        return
     tokens = config.data.micro_batch * setting.local_seq_len
     if isinstance(setting.model, ForeignConfig):  # each rank has all of them
         return
@@ -87,29 +102,24 @@ def tensor_rows(setting: Setting) -> Iterator[str]:
 
 
 def whole_matrices(setting: Setting) -> Iterator[str]:
-    """Reject what needs whole matrices, or one token after the other."""
+    """Reject what needs whole matrices."""
     config, number = setting.config, setting.config.sharding.tensor_parallel
     if number == 1:
         return
-    flag, name = f"--tensor-parallel {number}", config.optim.optimizer
+    flags, name = f"--tensor-parallel {number}", config.optim.optimizer
     if not OPTIMIZERS[name].elementwise:
         yield (
-            f"--optimizer {name} updates whole matrices, and {flag} shards them: use --strategy "
+            f"--optimizer {name} updates whole matrices, and {flags} shards them: use --strategy "
             "fsdp without it, or --optimizer adamw8bit"
         )
     if config.optim.arithmetic.fp8_linears:
         yield (
-            f"--precision {config.optim.precision} scales whole matrices, and {flag} shards them: "
+            f"--precision {config.optim.precision} scales whole matrices, and {flags} shards them: "
             "use --precision bf16"
-        )
-    if config.loop.sample_every:
-        yield (
-            f"--sample-every {config.loop.sample_every} writes with whole matrices, and {flag} "
-            "shards them: leave it out, and use shardscale generate on a checkpoint"
         )
     if config.sharding.flags_to("nvme"):
         yield (
-            f"{config.sharding.flags_to('nvme')} is not proven with {flag}: offload to cpu, or "
+            f"{config.sharding.flags_to('nvme')} is not proven with {flags}: offload to cpu, or "
             "use --zero 3 without it"
         )
 
@@ -119,28 +129,6 @@ def context_parallel_method(sharding: ShardingChoice, model: ModelConfig) -> Con
     if sharding.context_parallel_method != "auto" or sharding.context_parallel == 1:
         return sharding.context_parallel_method
     return "ulysses" if _heads_divide(model, sharding) else "ring"
-
-
-def context_ranks(setting: Setting) -> Iterator[str]:
-    """Reject ranks that --context-parallel does not divide, and its flags without it."""
-    chosen = setting.config.sharding
-    number = chosen.context_parallel
-    if setting.world_size < number:
-        yield (
-            f"--context-parallel {number} needs {number} ranks or a multiple, and this is "
-            f"{setting.world_size}: start more with torchrun --nproc, or leave it out"
-        )
-    elif setting.world_size % number:
-        fitting = [n for n in range(1, setting.world_size + 1) if setting.world_size % n == 0]
-        yield (
-            f"--context-parallel {number} does not divide {setting.world_size} ranks: use one of "
-            + ", ".join(map(str, fitting[:20]))
-        )
-    if number == 1 and chosen.context_parallel_method != "auto":
-        yield (
-            f"--context-parallel-method {chosen.context_parallel_method} needs sharded "
-            "sequences: give --context-parallel 2 or more, or leave it out"
-        )
 
 
 def context_heads(setting: Setting) -> Iterator[str]:
@@ -203,25 +191,6 @@ def context_length(setting: Setting) -> Iterator[str]:
         )
 
 
-def whole_sequences(setting: Setting) -> Iterator[str]:
-    """Reject what needs whole sequences."""
-    config = setting.config
-    if config.sharding.context_parallel == 1:
-        return
-    flag = f"--context-parallel {config.sharding.context_parallel}"
-    if config.loop.sample_every:
-        yield (
-            f"--sample-every {config.loop.sample_every} writes one token after the other, which "
-            f"cannot be sharded for {flag}: leave it out, and use shardscale generate on a "
-            "checkpoint"
-        )
-    if isinstance(config.data.micro_batch, AutoMicroBatch):
-        yield (
-            f"--micro-batch auto measures whole sequences, not those of {flag}: give a number "
-            "(shardscale plan says what fits)"
-        )
-
-
 def _heads_divide(model: ModelConfig, sharding: ShardingChoice) -> bool:
     """Return whether context-parallel ranks can divide the heads that tensor parallelism has left,
     with the keys and values that they need."""
@@ -231,6 +200,6 @@ def _heads_divide(model: ModelConfig, sharding: ShardingChoice) -> bool:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(tensor_ranks, tensor_shapes, tensor_rows, whole_matrices),
-    *(context_ranks, context_heads, ring, ring_on_gpus, context_length, whole_sequences),
+    *(ranks, whole_models, tensor_shapes, tensor_rows, whole_matrices),
+    *(context_heads, ring, ring_on_gpus, context_length),
 )

@@ -5,6 +5,16 @@ from typing import Final
 
 from launcher.config.rules import Rule, Setting
 from launcher.model.foreign.config import ForeignConfig
+from launcher.util.flags import as_flags
+
+_OFFLOADS: Final = (
+    ("offload_optimizer", "cpu", ("--strategy fsdp", "--zero 1", "--zero 2", "--zero 3")),
+    ("offload_param", "cpu", ("--strategy fsdp", "--zero 3")),
+    # At lower stages DeepSpeed keeps in host memory what it should write to a disk.
+    ("offload_optimizer", "nvme", ("--zero 3",)),
+    ("offload_param", "nvme", ("--zero 3",)),
+)
+"""Field, value, and where the states or parameters are sharded in a way that can be offloaded."""
 
 
 def strategy(setting: Setting) -> Iterator[str]:
@@ -25,61 +35,28 @@ def strategy(setting: Setting) -> Iterator[str]:
 
 def offload(setting: Setting) -> Iterator[str]:
     """Reject offload that the strategy or stage does not support."""
-    chosen = setting.config.sharding
-    for name, zero in (("offload_optimizer", "--zero"), ("offload_param", "--zero 3")):
-        value = getattr(chosen, name)
-        if value == "cpu" and chosen.strategy not in ("fsdp", "zero"):
-            flag = f"--{name.replace('_', '-')} {value}"
-            yield f"{flag} needs --strategy fsdp or {zero}, not {chosen.strategy}"
-    yield from _nvme(setting)
-    if setting.stage == 0 and chosen.offload_optimizer != "none":
-        yield "--offload-optimizer cpu needs a sharded optimizer: give --zero 1, 2 or 3, not 0"
-    if setting.stage not in (None, 3) and chosen.offload_param != "none":
+    chosen, stage = setting.config.sharding, setting.stage
+    here = f"--strategy {chosen.strategy}" if stage is None else f"--zero {stage}"
+    for name, value, places in _OFFLOADS:
+        if getattr(chosen, name) == value and here not in places:
+            *others, last = places
+            needed = f"{', '.join(others)} or {last}" if others else last
+            instead = "use cpu" if value == "nvme" else "leave it out"
+            yield f"{as_flags({name: value})} needs {needed}, not {here}: give it, or {instead}"
+    # All other optimizer states are in one place: FSDP's where the parameters are, those of lower
+    # stages in a flat buffer of all matrices.
+    if chosen.offload_fraction < 1 and (here, chosen.offload_optimizer) != ("--zero 3", "cpu"):
         yield (
-            f"--offload-param {chosen.offload_param} needs sharded parameters: "
-            f"give --zero 3, not --zero {setting.stage}"
+            f"--offload-fraction {chosen.offload_fraction:g} needs --zero 3 --offload-optimizer "
+            f"cpu, not {here} --offload-optimizer {chosen.offload_optimizer}: give both, or leave "
+            "it out"
         )
 
 
-def offload_fraction(setting: Setting) -> Iterator[str]:
-    """Reject --offload-fraction outside ZeRO-3, whose sub-groups it counts."""
-    chosen = setting.config.sharding
-    flag = f"--offload-fraction {chosen.offload_fraction:g}"
-    if chosen.offload_fraction == 1:
-        return
-    if chosen.strategy == "fsdp":
-        yield (
-            f"{flag} needs --zero 3, not --strategy fsdp, which keeps optimizer states where the "
-            "parameters are and moves all of them or none: use --zero 3, or leave it out"
-        )
-    elif setting.stage in (1, 2):
-        yield (
-            f"{flag} needs --zero 3, not {setting.stage}, whose optimizer holds one flat buffer of "
-            "all matrices, which is in one place: use --zero 3, or leave it out"
-        )
-    elif chosen.offload_optimizer != "cpu":
-        yield (
-            f"{flag} is of what --offload-optimizer cpu moves, and it is "
-            f"{chosen.offload_optimizer}: give --offload-optimizer cpu, or leave it out"
-        )
-
-
-def _nvme(setting: Setting) -> Iterator[str]:
-    """Reject NVMe offload that DeepSpeed does not support, or silently does otherwise."""
+def nvme(setting: Setting) -> Iterator[str]:
+    """Reject NVMe offload that lacks what DeepSpeed needs."""
     config, flags = setting.config, setting.config.sharding.flags_to("nvme")
-    if not flags:
-        return
-    if setting.stage is None:
-        yield (
-            f"{flags} needs --zero 3, not --strategy {config.sharding.strategy}: give it, or use "
-            "--strategy fsdp with cpu"
-        )
-    elif setting.stage != 3:
-        yield (
-            f"{flags} needs --zero 3, not {setting.stage}: at lower stages DeepSpeed keeps in host "
-            "memory what it should write to a disk; give --zero 3, or use cpu"
-        )
-    if config.sharding.nvme_path is None:
+    if flags and config.sharding.nvme_path is None:
         yield f"{flags} needs --nvme-path: give a folder on a local disk"
     if config.sharding.offload_param == "nvme" and config.optim.precision != "bf16":
         yield (
@@ -88,28 +65,11 @@ def _nvme(setting: Setting) -> Iterator[str]:
         )
 
 
-def fsdp_only(setting: Setting) -> Iterator[str]:
-    """Reject FSDP's flags under other strategies."""
-    chosen = setting.config.sharding
-    if chosen.strategy == "fsdp":
-        return
-    for name, value, default in (
-        (f"--replicate {chosen.replicate}", chosen.replicate, 1),
-        ("--no-reshard-after-forward", chosen.reshard_after_forward, True),
-        ("--reduce-each-micro-batch", chosen.reduce_each_micro_batch, False),
-    ):
-        if value != default:
-            yield (
-                f"{name} belongs to --strategy fsdp, not {chosen.strategy}: "
-                "leave it out or use fsdp"
-            )
-
-
 def replicate(setting: Setting) -> Iterator[str]:
     """Reject replicas that do not divide the ranks."""
     chosen, size = setting.config.sharding, setting.world_size
     replicas, tensor, ranks = chosen.replicate, chosen.tensor_parallel, chosen.shard_ranks(size)
-    if ranks % replicas:
+    if chosen.strategy == "fsdp" and ranks % replicas:
         fitting = [n for n in range(1, min(ranks, 256) + 1) if ranks % n == 0]
         of_tensor = f" ({size} with --tensor-parallel {tensor})" if tensor > 1 else ""
         yield (
@@ -160,8 +120,7 @@ def batch(setting: Setting) -> Iterator[str]:
 RULES: Final[tuple[Rule, ...]] = (
     strategy,
     offload,
-    offload_fraction,
-    fsdp_only,
+    nvme,
     replicate,
     grad_accum_dtype,
     seq_len,

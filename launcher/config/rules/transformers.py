@@ -1,20 +1,17 @@
 """Refusals about decoders of transformers: what only our own decoder does."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from launcher.config.rules import Rule, Setting
+from launcher.config.rules import Setting
 from launcher.model.checkpointing import NAMES
 from launcher.model.config_checks import FP8_MULTIPLE
 from launcher.model.foreign.config import USERS, ForeignConfig
 
 
-def named_products(setting: Setting) -> Iterator[str]:
+def named_products(setting: Setting, model: ForeignConfig) -> Iterator[str]:
     """Reject names of single products, and budgets that choose among those of our own block."""
-    model = setting.model
-    if not isinstance(model, ForeignConfig):
-        return
     budget = model.checkpointing.budget_bytes is not None
     if budget or not set(NAMES).issuperset(model.checkpointing.blocks(model.layers)):
         yield (
@@ -31,11 +28,11 @@ def _computed_by(model: ForeignConfig) -> str:
     return f"{model.computed_by} computes this model"
 
 
-def context_parallel(setting: Setting) -> Iterator[str]:
+def context_parallel(setting: Setting, model: ForeignConfig) -> Iterator[str]:
     """Reject --context-parallel where more than attention goes from token to token."""
-    model, config = setting.model, setting.config
+    config = setting.config
     ranks = config.sharding.context_parallel
-    if not isinstance(model, ForeignConfig) or ranks == 1:
+    if ranks == 1:
         return
     from launcher.model.foreign.attention import attention_obstacle
 
@@ -63,10 +60,10 @@ def context_parallel(setting: Setting) -> Iterator[str]:
         yield f"{flag} with --document-attention {_KNOWS_OURS}, and {whose}: leave one out"
 
 
-def rounded_linears(setting: Setting) -> Iterator[str]:
+def rounded_linears(setting: Setting, model: ForeignConfig) -> Iterator[str]:
     """Reject products in fp8 for a decoder none of whose linear layers can have them."""
-    model, config = setting.model, setting.config
-    if not (config.optim.arithmetic.fp8_linears and isinstance(model, ForeignConfig)):
+    config = setting.config
+    if not config.optim.arithmetic.fp8_linears:
         return
     from launcher.model.foreign.decoder import skeleton
     from launcher.model.linears import fp8_linears
@@ -78,12 +75,12 @@ def rounded_linears(setting: Setting) -> Iterator[str]:
         )
 
 
-def tensor_parallel(setting: Setting) -> Iterator[str]:
+def tensor_parallel(setting: Setting, model: ForeignConfig) -> Iterator[str]:
     """Reject --tensor-parallel where transformers plans no shards of matrices that compute the
     same."""
-    model, config = setting.model, setting.config
+    config = setting.config
     number = config.sharding.tensor_parallel
-    if not isinstance(model, ForeignConfig) or number == 1:
+    if number == 1:
         return
     from launcher.model.foreign.matrix_check import matrix_obstacle
 
@@ -100,11 +97,10 @@ def tensor_parallel(setting: Setting) -> Iterator[str]:
         )
 
 
-def documents(setting: Setting) -> Iterator[str]:
+def documents(setting: Setting, model: ForeignConfig) -> Iterator[str]:
     """Reject --document-attention where states or masks of a decoder go from one document to the
     next."""
-    model = setting.model
-    if not (setting.config.data.document_attention and isinstance(model, ForeignConfig)):
+    if not setting.config.data.document_attention:
         return
     from launcher.model.foreign.reading import separates_documents
 
@@ -115,12 +111,9 @@ def documents(setting: Setting) -> Iterator[str]:
         )
 
 
-def shared_parameters(setting: Setting) -> Iterator[str]:
+def shared_parameters(setting: Setting, model: ForeignConfig) -> Iterator[str]:
     """Reject FSDP where a user's blocks share parameters, since it shards block by block."""
-    model = setting.model
-    if not isinstance(model, ForeignConfig) or USERS not in model.fields:
-        return
-    if setting.config.sharding.strategy != "fsdp":
+    if setting.config.sharding.strategy != "fsdp" or USERS not in model.fields:
         return
     from launcher.model.foreign.decoder import skeleton
     from launcher.model.parts import block_of
@@ -137,17 +130,17 @@ def shared_parameters(setting: Setting) -> Iterator[str]:
             return
 
 
-def users_write_nothing(setting: Setting) -> Iterator[str]:
+def users_write_nothing(setting: Setting, model: ForeignConfig) -> Iterator[str]:
     """Reject samples of a user's decoder, whose forward has no cache."""
-    model, every = setting.model, setting.config.loop.sample_every
-    if every and isinstance(model, ForeignConfig) and USERS in model.fields:
+    every = setting.config.loop.sample_every
+    if every and USERS in model.fields:
         yield (
             f"--sample-every {every} needs a cache of keys and values, which {model.computed_by} "
             "does not take: leave it out"
         )
 
 
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[Callable[[Setting, ForeignConfig], Iterator[str]], ...]] = (
     *(named_products, context_parallel, tensor_parallel, rounded_linears, documents),
     *(shared_parameters, users_write_nothing),
 )

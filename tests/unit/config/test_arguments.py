@@ -368,11 +368,11 @@ def test_a_removed_flag_is_read_where_another_does_the_same(
 
 
 def test_each_removed_field_is_gone_and_named() -> None:
-    for name, gone in REMOVED.items():
+    for name, (default, instead, fields) in REMOVED.items():
         assert name not in field_types()
-        assert (gone.fields or {}).keys() <= field_types().keys()
-        if gone.fields is None or not isinstance(gone.default, bool):
-            with pytest.raises(UserError, match=f"^{flag(name)} was removed: {gone.instead[:9]}"):
+        assert fields.keys() <= field_types().keys()
+        if not fields or not isinstance(default, bool):
+            with pytest.raises(UserError, match=f"^{flag(name)} was removed: {instead[:9]}"):
                 parse_run_config([flag(name), "1"])
 
 

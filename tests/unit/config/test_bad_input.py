@@ -115,17 +115,19 @@ CASES = {
     "zero and fsdp": case("--zero 2 --strategy fsdp", "--zero 2", "--strategy fsdp", "give one"),
     "single on two ranks": case("--strategy single", "there are 2", "add --strategy ddp"),
     "param offload with zero 2": case(
-        "--offload-param cpu --zero 2", "--offload-param cpu", "give --zero 3, not --zero 2"
+        "--offload-param cpu --zero 2", "--offload-param cpu", "or --zero 3, not --zero 2"
     ),
     "optimizer offload with zero 0": case(
-        "--offload-optimizer cpu --zero 0", "--offload-optimizer cpu", "--zero 1, 2 or 3, not 0"
+        "--offload-optimizer cpu --zero 0", "--offload-optimizer cpu", "--zero 3, not --zero 0"
     ),
-    "offload under ddp": case("--offload-optimizer cpu", "cpu", "fsdp or --zero, not ddp"),
+    "offload under ddp": case(
+        "--offload-optimizer cpu", "cpu", "--zero 2 or --zero 3", "not --strategy ddp"
+    ),
     "resume from nothing": case("--resume nowhere", "nowhere", "does not exist"),
     "sample every -1": case("--sample-every -1", "--sample-every -1 must be 0 or more"),
     "no size": case("--memory-limit 5x", "--memory-limit '5x'", "24GiB"),
     "nvme offload at stage 2": case(
-        "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "not 2", "use cpu"
+        "--offload-optimizer nvme --zero 2", "--offload-optimizer nvme", "not --zero 2", "use cpu"
     ),
     "nvme offload under fsdp": case(
         "--offload-param nvme --strategy fsdp", "--offload-param nvme", "not --strategy fsdp"
@@ -172,7 +174,7 @@ CASES = {
     "replicate not dividing": case(
         "--replicate 3 --strategy fsdp", "--replicate 3", "2 ranks", "use one of 1, 2"
     ),
-    "replicate without fsdp": case("--replicate 2", "--replicate 2", "use fsdp"),
+    "replicate without fsdp": case("--replicate 2", "--replicate 2", "--strategy fsdp"),
     "grad-op without fsdp": case("--no-reshard-after-forward --zero 3", "fsdp, not zero"),
     "bf16 accumulation in fp32": case(
         "--grad-accum-dtype bf16 --zero 2", "--grad-accum-dtype bf16", "--precision bf16"

@@ -59,7 +59,7 @@ def test_ranks_of_one_sequence_read_the_same() -> None:
 @pytest.mark.parametrize(
     ("ranks", "changes", "said"),
     [
-        (4, {"context_parallel": 3}, "does not divide 4 ranks: use one of 1, 2, 4"),
+        (4, {"context_parallel": 3}, "does not divide 4 ranks: use --context-parallel 1 or 2 or 4"),
         (2, {"context_parallel": 4}, "needs 4 ranks or a multiple, and this is 2"),
         (1, {"context_parallel": 2}, "needs 2 ranks or a multiple, and this is 1"),
         (2, {"context_parallel_method": "ring"}, "needs sharded sequences"),

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -525,7 +526,7 @@ def test_a_document_ends_with_the_token_that_the_files_beside_a_tokenizer_json_n
     path = write(tmp_path / "pairs.jsonl", pairs(40))
     by_file, by_name = (opened(path, name) for name in (f"{folder}/tokenizer.json", f"hf:{folder}"))
     end = load_encoder(f"hf:{folder}").end_of_text
-    assert load_encoder(f"hf:{folder}").decode_all([end]) == "<|im_end|>"
+    assert load_encoder(f"hf:{folder}").decode([end], special=True) == "<|im_end|>"
     for corpus in (by_file, by_name):
         assert corpus.first_document.tokens[-1] == end
         assert load_encoder(str(corpus.tokenizer_path)).end_of_text == end
@@ -668,7 +669,7 @@ def first_example(corpus: Corpus, tokenizer: str) -> tuple[str, str]:
     """The first document as the model sees it, and what of it is learned."""
     shown = corpus.first_document
     assert shown.learned is not None
-    decode = load_encoder(tokenizer).decode_all
+    decode = partial(load_encoder(tokenizer).decode, special=True)
     return decode(shown.tokens.tolist()), decode(shown.tokens[shown.learned > 0].tolist())
 
 

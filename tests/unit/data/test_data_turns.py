@@ -1,6 +1,7 @@
 """Prompts and completions that are messages (TRL's), and contents in parts (OpenAI's)."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def opened(data: Path | str, tokenizer: str, cache: Path) -> Corpus:
 def first_example(corpus: Corpus, tokenizer: str) -> tuple[str, str]:
     shown = corpus.first_document
     assert shown.learned is not None
-    decode = load_encoder(tokenizer).decode_all
+    decode = partial(load_encoder(tokenizer).decode, special=True)
     return decode(shown.tokens.tolist()), decode(shown.tokens[shown.learned > 0].tolist())
 
 

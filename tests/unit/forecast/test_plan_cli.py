@@ -324,7 +324,10 @@ def test_bad_input_is_one_sentence(
         ("--optimizer-in-backward", "cannot clip to 1.0: give --clip 0"),
         ("--replicate 3", "--replicate 3 does not divide 4 ranks"),
         ("--precision fp8 --micro-batch 1 --seq-len 100", "micro-batch x tokens is 100"),
-        ("--strategy ddp --offload-param cpu", "needs --strategy fsdp or --zero 3, not ddp"),
+        (
+            "--strategy ddp --offload-param cpu",
+            "needs --strategy fsdp or --zero 3, not --strategy ddp",
+        ),
     ],
 )
 def test_flags_that_nothing_goes_with_are_refused_for_what_they_say(

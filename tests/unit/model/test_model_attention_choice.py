@@ -12,21 +12,39 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from launcher.config.resolve import Resolved, resolve
 from launcher.config.schema import RunConfig
-from launcher.model.attention import AttentionChoice, choose, flash, flex, kernel_for
+from launcher.model.attention import (
+    AttentionChoice,
+    AttentionSetting,
+    choose,
+    flash,
+    flex,
+    kernel_for,
+)
 from launcher.model.config import AttentionKind, ModelConfig, SdpaBackend
-from launcher.util.errors import UserError
+from launcher.util.errors import NotInstalled, UserError
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 
 
+def chosen(
+    kind: AttentionKind,
+    *,
+    sdpa_backend: SdpaBackend = "auto",
+    elsewhere: bool = False,
+    **changes: Any,
+) -> AttentionChoice:
+    setting = AttentionSetting(**{"head_size": 64, "window": None, "dropout": 0.0} | changes)
+    return choose(kind, setting, sdpa_backend=sdpa_backend, elsewhere=elsewhere)
+
+
 def on_cpu(kind: AttentionKind, **changes: Any) -> AttentionChoice:
-    setting = {"dtype": torch.float32, "head_size": 64, "window": None, "dropout": 0.0}
-    return choose(kind, device_type="cpu", **{**setting, **changes})
+    cpu: dict[str, Any] = {"device_type": "cpu", "dtype": torch.float32}
+    return chosen(kind, **cpu | changes)
 
 
 def on_gpu(kind: AttentionKind, **changes: Any) -> AttentionChoice:
-    setting = {"dtype": torch.bfloat16, "head_size": 64, "window": None, "dropout": 0.0}
-    return choose(kind, device_type="cuda", **{**setting, "capability": AMPERE, **changes})
+    gpu: dict[str, Any] = {"device_type": "cuda", "dtype": torch.bfloat16, "capability": AMPERE}
+    return chosen(kind, **gpu | changes)
 
 
 @pytest.fixture
@@ -88,7 +106,7 @@ def test_the_named_backend_is_the_one_that_runs() -> None:
 def test_a_backend_that_cannot_run_is_refused_with_those_that_can(
     backend: SdpaBackend, dropout: float, able: str
 ) -> None:
-    with pytest.raises(ValueError, match=rf"sdpa_backend {backend} cannot run on cpu.*use {able}"):
+    with pytest.raises(UserError, match=rf"sdpa_backend {backend} cannot run on cpu.*use {able}"):
         on_cpu("sdpa", sdpa_backend=backend, dropout=dropout)
 
 
@@ -110,17 +128,15 @@ def test_a_backend_that_cannot_run_is_refused_with_those_that_can(
 def test_a_kind_that_cannot_run_is_refused_with_the_reason(
     kind: AttentionKind, changes: dict[str, Any], sentence: str, installed: dict[str, bool]
 ) -> None:
-    setting = {"device_type": "cuda", "dtype": torch.bfloat16, "head_size": 64, "window": None}
-    setting |= {"dropout": 0.0, "capability": AMPERE}
-    with pytest.raises(ValueError, match=sentence):
-        choose(kind, **{**setting, **changes})
+    with pytest.raises(UserError, match=sentence):
+        on_gpu(kind, **changes)
 
 
 def test_what_is_not_installed_is_named_with_its_install_line(installed: dict[str, bool]) -> None:
     installed["torch"] = installed["triton"] = False
-    with pytest.raises(ValueError, match="pip install flash-attn --no-build-isolation"):
+    with pytest.raises(NotInstalled, match="pip install flash-attn --no-build-isolation"):
         on_gpu("flash")
-    with pytest.raises(ValueError, match="pip install triton"):
+    with pytest.raises(NotInstalled, match="pip install triton"):
         on_gpu("flex")
 
 
@@ -216,7 +232,9 @@ def test_a_flash_attn_4_that_cannot_be_used_is_named(
 ) -> None:
     installed["torch"], installed["flash-attn-4"] = False, True
     monkeypatch.setattr(flash, "fa4_fits_torch", lambda: False)
-    with pytest.raises(ValueError, match=r"flash-attn-4 2.8.3 cannot be used here.*use attention"):
+    with pytest.raises(
+        NotInstalled, match=r"flash-attn-4 2.8.3 cannot be used here.*use attention"
+    ):
         on_gpu("flash", capability=HOPPER)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.attention.flex_attention import create_block_mask
 
-from launcher.model.attention import KERNELS, choose, flash, flex
+from launcher.model.attention import KERNELS, AttentionSetting, choose, flash, flex
 from launcher.model.config import ActivationCheckpointing, AttentionKind, ModelConfig
 from launcher.model.gpt import GPT, initial_value
 
@@ -173,11 +173,16 @@ def test_flash_passes_documents_as_the_operator_wants_them(
 
 
 def test_which_attention_stays_inside_documents() -> None:
-    gpu: dict[str, Any] = {
-        **{"device_type": "cuda", "dtype": torch.bfloat16, "head_size": 64, "window": None},
-        **{"dropout": 0.0, "documents": True, "capability": (9, 0)},
-    }
-    assert choose("flash", **gpu, elsewhere=True).kind == "flash"
-    assert choose("auto", **gpu).kind in ("flex", "sdpa")  # as triton is installed
-    on_cpu = choose("auto", **{**gpu, "device_type": "cpu", "capability": None})
+    gpu = AttentionSetting(
+        device_type="cuda",
+        dtype=torch.bfloat16,
+        head_size=64,
+        window=None,
+        dropout=0.0,
+        documents=True,
+        capability=(9, 0),
+    )
+    assert choose("flash", gpu, elsewhere=True).kind == "flash"
+    assert choose("auto", gpu).kind in ("flex", "sdpa")  # as triton is installed
+    on_cpu = choose("auto", replace(gpu, device_type="cpu", capability=None))
     assert (on_cpu.kind, on_cpu.reason.endswith("with documents as a mask")) == ("sdpa", True)

@@ -95,4 +95,4 @@ def test_the_form_is_found_by_numbers(
     of_unit: Callable[[Tensor, Tensor], Tensor], offset: float | None
 ) -> None:
     form = norms._form_of(_RMSNorm(of_unit))
-    assert (None if form is None else form.offset) == offset
+    assert (None if form is None else form[1]) == offset

@@ -100,6 +100,10 @@ CHANGES = {
         "@torch.no_grad()\n    def change(self): self.blocks[1].linear.bias.uniform_()",
         "its constructor draws blocks.1.linear.bias",
     ),
+    "values that no mode is asked for": (
+        "def change(self): nn.init.orthogonal_(self.blocks[0].linear.weight)",
+        "its constructor draws blocks.0.linear.weight",
+    ),
     "no head": ("def change(self): self.head = nn.Identity()", "has no nn.Linear after"),
     "not built": ("def change(self): float(self.head.weight.sum())", "cannot be built without"),
 }

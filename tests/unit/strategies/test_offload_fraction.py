@@ -117,16 +117,22 @@ def test_the_host_updates_and_sends_its_part_only() -> None:
         ("--zero 3 --offload-optimizer cpu --offload-fraction 0", "0.0 must be more than 0"),
         ("--zero 3 --offload-optimizer cpu --offload-fraction 1.5", "1.5 must be at most 1"),
         ("--zero 3 --offload-optimizer cpu --offload-fraction nan", "nan"),
-        ("--zero 3 --offload-fraction 0.5", "it is none: give --offload-optimizer cpu"),
+        (
+            "--zero 3 --offload-fraction 0.5",
+            "needs --zero 3 --offload-optimizer cpu, not --zero 3 --offload-optimizer none",
+        ),
         (
             "--zero 3 --offload-optimizer nvme --nvme-path /tmp --offload-fraction 0.5",
-            "it is nvme: give --offload-optimizer cpu",
+            "not --zero 3 --offload-optimizer nvme: give both",
         ),
-        ("--zero 2 --offload-optimizer cpu --offload-fraction 0.5", "needs --zero 3, not 2, whose"),
-        ("--zero 1 --offload-optimizer cpu --offload-fraction 0.5", "needs --zero 3, not 1, whose"),
-        ("--zero 0 --offload-fraction 0.5", "it is none"),
-        ("--strategy fsdp --offload-optimizer cpu --offload-fraction 0.5", "moves all of them"),
-        ("--strategy ddp --offload-fraction 0.25", "--offload-fraction 0.25 is of what"),
+        ("--zero 2 --offload-optimizer cpu --offload-fraction 0.5", "cpu, not --zero 2 --offload-"),
+        ("--zero 1 --offload-optimizer cpu --offload-fraction 0.5", "cpu, not --zero 1 --offload-"),
+        ("--zero 0 --offload-fraction 0.5", "not --zero 0 --offload-"),
+        (
+            "--strategy fsdp --offload-optimizer cpu --offload-fraction 0.5",
+            "not --strategy fsdp --offload-",
+        ),
+        ("--strategy ddp --offload-fraction 0.25", "--offload-fraction 0.25 needs"),
     ],
 )
 def test_refused_in_a_sentence(flags: str, words: str) -> None:

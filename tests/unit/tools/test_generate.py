@@ -306,7 +306,7 @@ def test_a_chat_drops_its_first_turns_and_keeps_the_system_message(chat_run: Pat
     chat = chat_of(chat_run, max_tokens=4)
     for number in range(4):
         chat.answer(f"question {number}?", lambda _: None)
-    text = chat.known.encoder.decode_all(chat._tokens())
+    text = chat.known.encoder.decode(chat._tokens(), special=True)
     assert text.startswith("<|im_start|>system\nis it?<|im_end|><|im_start|>user\nquestion ")
     assert "question 0?" not in text
     assert "question 3?" in text
