@@ -10,6 +10,10 @@ Flat = Mapping[str, Any]
 """Keys of a file, with dots between levels."""
 Reader = Callable[[Any], Facts]
 """Turn a value into facts; raises `Unknown` where it has no counterpart."""
+Keys = Mapping[str, Reader | str | None]
+"""Key -> its reader, the reason why it bears on bytes and is not planned, or None where it has no
+effect on bytes. Without a reader, a section stands for all keys in it, and without effect `*` for
+any text."""
 OFF: Final = (None, False, 0, "", "none", "no", "NO", "auto", "false", "False")
 MOST_VALUE: Final = 10**9
 
@@ -30,11 +34,7 @@ class Kind(NamedTuple):
     """Row of `engines.ENGINES`."""
     marks: tuple[str, ...]
     """Keys that only its files have: the kind with most of them in a file is the file's."""
-    keys: Mapping[str, Reader]
-    left_out: Mapping[str, str]
-    """Keys that bear on bytes and are not planned -> the reason."""
-    no_effect: str
-    """Keys without effect on bytes, between spaces; `*` stands for any text."""
+    keys: Keys
     defaults: Facts = {}  # noqa: RUF012
     changes: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """(what it does, key -> value) of edits that need less memory, mildest first."""
@@ -42,10 +42,35 @@ class Kind(NamedTuple):
     """Key of the micro-batch, and of the accumulation that makes up for a smaller one."""
     accumulation: str = ""
 
+    def reader(self, key: str) -> Reader | None:
+        """Return the reader of a key that is planned."""
+        found = self.keys.get(key)
+        return found if callable(found) else None
+
+    def reason(self, key: str) -> str | None:
+        """Return which key or section is not planned, and why; None for others."""
+        found = ((place, self.keys.get(place)) for place in _places(key))
+        return next((f"{place}: {why}" for place, why in found if isinstance(why, str)), None)
+
     def has_no_effect(self, key: str) -> bool:
         """Return whether a key or the section that it is in has no effect on bytes."""
-        places = [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
-        return any(fnmatchcase(place, name) for place in places for name in self.no_effect.split())
+        names = [name for name, entry in self.keys.items() if entry is None]
+        return any(fnmatchcase(place, name) for place in _places(key) for name in names)
+
+
+def _places(key: str) -> list[str]:
+    """Return the sections that a key is in, the outermost first, and the key."""
+    return [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
+
+
+def no_effect(names: str) -> Keys:
+    """Return entries of keys without effect on bytes, between spaces."""
+    return dict.fromkeys(names.split())
+
+
+def under(prefixes: str, keys: Keys) -> Keys:
+    """Return keys behind each of some prefixes, between spaces."""
+    return {prefix + name: entry for prefix in prefixes.split() for name, entry in keys.items()}
 
 
 def whole(fact: str) -> Reader:

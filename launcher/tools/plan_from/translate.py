@@ -140,9 +140,10 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
         reading.no_effect.append(f"{place}bf16")
         del flat["bf16"]
     for key, value in flat.items():
-        if value is True and key not in kind.keys and key.removeprefix("no_") in kind.keys:
+        reader = kind.reader(key)
+        if value is True and reader is None and (reader := kind.reader(key.removeprefix("no_"))):
             key, value = key.removeprefix("no_"), False  # a switch that is on by default
-        reader, shown = kind.keys.get(key), place + key
+        shown = place + key
         if reader is not None and "$" in str(value):
             _leave_out_variable(reading, shown, value)
         elif reader is not None:
@@ -168,7 +169,7 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
                 reading.no_effect.append(shown)
         elif value in OFF or value in ([], {}):
             reading.no_effect.append(shown)
-        elif (reason := _reason(kind, key)) is not None:
+        elif (reason := kind.reason(key)) is not None:
             if value == 1 and value is not True:  # a degree of 1 asks for nothing
                 reading.no_effect.append(shown)
             elif place + reason not in reading.left_out:
@@ -195,12 +196,6 @@ def _leave_out_variable(reading: Reading, key: str, value: Any) -> None:
         reading.facts["batch of the shell"] = text
     else:
         reading.left_out.append(text)
-
-
-def _reason(kind: Kind, key: str) -> str | None:
-    """Return which key or section is not planned, and why; None for others."""
-    places = [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
-    return next((f"{at}: {kind.left_out[at]}" for at in places if kind.left_out.get(at)), None)
 
 
 def _read_companions(

@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, number_of, text, whole, words
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Kind,
+    Unknown,
+    is_on,
+    no_effect,
+    number_of,
+    text,
+    whole,
+    words,
+)
 from launcher.tools.plan_from.kinds.transformers import lora_dropout
 
 
@@ -75,16 +85,16 @@ LITGPT = Kind(
             {"AdamW": {"optimizer": "adamw"}, "SGD": {"optimizer": "sgd", "momentum": 0.0}},
             otherwise="is planned as AdamW",
         ),
-    },
-    left_out={
         "lora_head": "adapters of the head are not planned",
         "model_config": "the named model is planned",
         "optimizer.init_args.rank": "GaLore's projections are planned as AdamW",
+        **no_effect(
+            """
+            out_dir seed data train.* eval.* logger_name resume tokenizer_dir access_token
+            optimizer.init_args.* lora_alpha generate_* log.* model.* wandb_*
+            """
+        ),
     },
-    no_effect=(
-        "out_dir seed data data.* train.* eval.* logger_name resume tokenizer_dir access_token "
-        "optimizer.init_args.* lora_alpha generate_* log.* model.* wandb_*"
-    ),
     defaults={
         "micro_batch": 1,
         "mixed": "bf16",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from launcher.tools.plan_from.keys import Facts, Kind, is_on, text, when, whole, words
+from launcher.tools.plan_from.keys import Facts, Kind, is_on, no_effect, text, when, whole, words
 from launcher.tools.plan_from.kinds.adapters import adapter_targets
 from launcher.tools.plan_from.kinds.shared import ATTENTION, LAUNCHER_KEYS
 from launcher.tools.plan_from.kinds.transformers import bits, deepspeed_file, lora_dropout
@@ -58,20 +58,20 @@ LLAMA_FACTORY_V1 = Kind(
         "peft_config.target_modules": adapter_targets,
         "quant_config.name": lambda value: {"quantize_base": "nf4"} if value == "bnb" else {},
         "quant_config.quantization_bit": bits,
-    },
-    left_out={
         "peft_config.use_dora": "magnitudes of DoRA are not planned",
         "peft_config.modules_to_save": "whole modules beside adapters are not planned",
         "dist_config.ep_size": "experts are planned on every rank",
+        **no_effect(
+            """
+            train_dataset eval_dataset output_dir learning_rate num_train_epochs max_steps seed
+            max_grad_norm batching_* dist_timeout dp_size mp_shard_size cp_mode lr_scheduler_config
+            full_determinism resume_from_checkpoint save_* logging_steps pref_* sample_backend
+            max_new_tokens trust_remote_code custom_chat_template init_config optim_config
+            kernel_config peft_config quant_config dist_config.dcp_path dist_config.pin_memory
+            dist_config.ep_dispatcher
+            """
+        ),
     },
-    no_effect=(
-        "train_dataset eval_dataset output_dir learning_rate num_train_epochs max_steps seed "
-        "max_grad_norm batching_* dist_timeout dp_size mp_shard_size cp_mode lr_scheduler_config "
-        "full_determinism resume_from_checkpoint save_* logging_steps pref_* sample_backend "
-        "max_new_tokens trust_remote_code custom_chat_template init_config optim_config "
-        "kernel_config peft_config quant_config dist_config.dcp_path dist_config.pin_memory "
-        "dist_config.ep_dispatcher"
-    ),
     defaults={
         "micro_batch": 1,
         "seq_len": 2048,

@@ -1,22 +1,23 @@
 """torchtitan: the TOML files of its versions until February 2026, and the flags of later ones."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import (
     Facts,
+    Keys,
     Kind,
     Reader,
     Unknown,
     alike,
     is_on,
+    no_effect,
     number_of,
     text,
     when,
     whole,
     words,
 )
-from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, LAUNCHER_NO_EFFECT, ring
+from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, ring
 
 
 def _selective(value: Any) -> Facts:
@@ -61,7 +62,8 @@ def _converters(value: Any) -> Facts:
 
 
 _DTYPE: Final = words({"bfloat16": {"mixed": "bf16"}, "float32": {"mixed": None}})
-_KEYS: Final[Mapping[str, Reader]] = {
+_KEYS: Final[Keys] = {
+    **LAUNCHER_KEYS,
     "model.name": text("family"),
     "model.flavor": text("flavor"),
     "model.converters": _converters,
@@ -116,30 +118,28 @@ _KEYS: Final[Mapping[str, Reader]] = {
     "parallelism.pipeline_parallel_degree": _pipeline,
     "experimental.pipeline_parallel_degree": _pipeline,
     "job.config_file": text("companion config_file"),
-    **LAUNCHER_KEYS,
-}
-_LEFT_OUT: Final[Mapping[str, str]] = {
     "parallelism.expert_parallel_degree": "experts are planned on every rank",
     "parallelism.expert_tensor_parallel_degree": "experts are planned on every rank",
     "parallelism.enable_async_tensor_parallel": "tensor parallelism is planned as synchronous",
     "parallelism.disable_loss_parallel": "the loss is planned as sharded",
     "activation_checkpoint.memory_budget": "selective checkpointing is planned",
     "quantize.grouped_mm": "experts are planned in bf16",
+    **no_effect(
+        """
+        job.* profiling.* lr_scheduler.* checkpoint.* comm.* fault_tolerance.* debug.*
+        experimental.custom* validation.* memory_estimation.* model.hf_assets_path
+        model.tokenizer_path model.print_after_conversion model.norm_type optimizer.lr
+        optimizer.beta* optimizer.eps optimizer.weight_decay training.dataset* training.max_norm
+        training.steps training.gc_* training.seed training.deterministic training.warmup_steps
+        training.dataloader* compile.backend activation_checkpoint.* quantize.* float8.* mx.*
+        parallelism.pipeline_parallel_* experimental.pipeline_parallel_*
+        parallelism.module_fqns_per_model_part parallelism.context_parallel_*
+        experimental.context_parallel_rotate_method parallelism.enable_compiled_autograd
+        parallelism.expert_parallel_comm_backend hf_assets_path dataloader.* metrics profiler.*
+        validator.*
+        """
+    ),
 }
-_NO_EFFECT: Final = (
-    "job.* profiling.* metrics.* lr_scheduler.* checkpoint.* comm.* fault_tolerance.* debug.* "
-    "experimental.custom* validation.* memory_estimation.* model.hf_assets_path "
-    "model.tokenizer_path model.print_after_conversion model.norm_type optimizer.lr "
-    "optimizer.beta* optimizer.eps optimizer.weight_decay training.dataset* "
-    "training.max_norm training.steps "
-    "training.gc_* training.seed training.deterministic training.warmup_steps "
-    "training.dataloader* compile.backend "
-    "activation_checkpoint.* quantize.* float8.* mx.* parallelism.pipeline_parallel_* "
-    "experimental.pipeline_parallel_* parallelism.module_fqns_per_model_part "
-    "parallelism.context_parallel_* experimental.context_parallel_rotate_method "
-    "parallelism.enable_compiled_autograd parallelism.expert_parallel_comm_backend "
-    f"hf_assets_path dataloader.* metrics profiler.* validator.* {LAUNCHER_NO_EFFECT}"
-)
 _MARKS: Final = (
     *("training.seq_len", "training.local_batch_size", "model.flavor", "job.dump_folder"),
     *("activation_checkpoint.mode", "parallelism.data_parallel_shard_degree", "model.name"),
@@ -163,8 +163,6 @@ TORCHTITAN = Kind(
     engine="torchtitan",
     marks=_MARKS,
     keys=_KEYS,
-    left_out=_LEFT_OUT,
-    no_effect=_NO_EFFECT,
     defaults={**_DEFAULTS, "micro_batch": 8, "seq_len": 2048, "selective": "every=2"},
     micro_batch="training.local_batch_size",
     changes=_CHANGES,
@@ -183,8 +181,6 @@ TORCHTITAN_FLAGS = Kind(
         "training.num_tokens_per_microbatch_per_dp_rank": whole("micro_batch_tokens"),
         "training.num_tokens_per_train_step": _unless_minus_1("global_batch_tokens"),
     },
-    left_out=_LEFT_OUT,
-    no_effect=_NO_EFFECT,
     defaults={**_DEFAULTS, "micro_batch": 1, "seq_len": 8192, "selective": "op"},
     changes=_CHANGES,
 )

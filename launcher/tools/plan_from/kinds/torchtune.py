@@ -2,8 +2,18 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, Reader, Unknown, is_on, when, whole, words
-from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, LAUNCHER_NO_EFFECT, reshards, ring
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Kind,
+    Reader,
+    Unknown,
+    is_on,
+    no_effect,
+    when,
+    whole,
+    words,
+)
+from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, reshards, ring
 from launcher.tools.plan_from.kinds.transformers import lora_dropout
 
 # module of a model's builder -> our name without the size, which is the rest of the builder's
@@ -104,8 +114,6 @@ TORCHTUNE: Final = Kind(
         "tensor_parallel_dim": whole("tensor_parallel"),
         "context_parallel_dim": ring,
         **LAUNCHER_KEYS,
-    },
-    left_out={
         "model.apply_lora_to_output": "adapters of the head are not planned",
         "model.use_dora": "magnitudes of DoRA are not planned",
         "quantizer": "fake quantization is not planned",
@@ -114,15 +122,17 @@ TORCHTUNE: Final = Kind(
         "ac_option": "full checkpointing is planned",
         "enable_fp8_training": "give --precision fp8",
         "expert_parallel_dim": "experts are planned on every rank",
+        **no_effect(
+            """
+            output_dir tokenizer dataset checkpointer resume_from_checkpoint seed shuffle epochs
+            max_steps_per_epoch clip_grad_norm optimizer.* lr_scheduler metric_logger profiler
+            log_every_n_steps log_peak_memory_stats log_level device loss.* model.*
+            save_adapter_weights_only custom_sharded_layers packed cudnn_deterministic_mode
+            data_parallel_shard_dim run_val_every_n_steps dataset_val batch_size_val
+            enable_async_checkpointing keep_last_n_checkpoints
+            """
+        ),
     },
-    no_effect=(
-        "output_dir tokenizer dataset checkpointer resume_from_checkpoint seed shuffle epochs "
-        "max_steps_per_epoch clip_grad_norm optimizer.* lr_scheduler metric_logger profiler "
-        "log_every_n_steps log_peak_memory_stats log_level device model.lora_alpha loss.* model.* "
-        "save_adapter_weights_only custom_sharded_layers packed cudnn_deterministic_mode "
-        "data_parallel_shard_dim run_val_every_n_steps dataset_val batch_size_val "
-        f"enable_async_checkpointing keep_last_n_checkpoints {LAUNCHER_NO_EFFECT}"
-    ),
     defaults={
         "micro_batch": 1,
         "accumulation": 1,

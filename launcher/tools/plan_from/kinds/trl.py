@@ -2,15 +2,20 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, alike, is_on, when, whole, words
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Kind,
+    Unknown,
+    alike,
+    is_on,
+    no_effect,
+    when,
+    whole,
+    words,
+)
 from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS
 from launcher.tools.plan_from.kinds.shared import ATTENTION, WEIGHTS, stage
-from launcher.tools.plan_from.kinds.transformers import (
-    TRAINER_CHANGES,
-    TRAINER_KEYS,
-    TRAINER_LEFT_OUT,
-    TRAINER_NO_EFFECT,
-)
+from launcher.tools.plan_from.kinds.transformers import TRAINER_CHANGES, TRAINER_KEYS
 
 _EIGHT: Final[Facts] = {"gpus if unsaid": 8}
 _FSDP: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": True, **_EIGHT}
@@ -66,19 +71,17 @@ TRL = Kind(
         "max_length": _length,
         "model_init_kwargs.attn_implementation": ATTENTION,
         **dict.fromkeys(("model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"), WEIGHTS),
-    },
-    left_out={
-        **TRAINER_LEFT_OUT,
         **dict.fromkeys(_OTHERS, _OTHER),
         "model_init_kwargs": "of these dtype and attn_implementation are read, from YAML",
         "router_aux_loss_coef": "the loss of routers is not planned",
+        **no_effect(
+            """
+            packing packing_strategy eval_packing completion_only_loss assistant_only_loss eos_token
+            pad_token pad_to_multiple_of padding_free chat_template_path truncation_mode
+            shuffle_dataset eval_strategy ignore_bias_buffers datasets streaming
+            """
+        ),
     },
-    no_effect=(
-        f"{TRAINER_NO_EFFECT} packing packing_strategy eval_packing completion_only_loss "
-        "assistant_only_loss eos_token pad_token pad_to_multiple_of padding_free "
-        "chat_template_path truncation_mode shuffle_dataset eval_strategy "
-        "ignore_bias_buffers datasets streaming"
-    ),
     defaults={
         "micro_batch": 8,
         "accumulation": 1,
