@@ -32,8 +32,8 @@ class Kind(NamedTuple):
     name: str
     engine: str
     """Row of `engines.ENGINES`."""
-    marks: tuple[str, ...]
-    """Keys that only its files have: the kind with most of them in a file is the file's."""
+    marks: str
+    """Keys that only its files have, between spaces: a file is of the kind of which it has most."""
     keys: Keys
     defaults: Facts = {}  # noqa: RUF012
     changes: tuple[tuple[str, Mapping[str, Any]], ...] = ()
@@ -73,14 +73,16 @@ def under(prefixes: str, keys: Keys) -> Keys:
     return {prefix + name: entry for prefix in prefixes.split() for name, entry in keys.items()}
 
 
-def whole(fact: str) -> Reader:
-    """Read a whole number above 0; raises ValueError for another value."""
+def whole(fact: str, *, unset: int | None = None) -> Reader:
+    """Read a whole number above 0, or `unset`, which says nothing; raises ValueError for others."""
 
     def read(value: Any) -> Facts:
         # DeepSpeed files for transformers say auto: the trainer fills it in
         if value is None or str(value).strip().lower() in ("auto", "", "none", "null"):
             return {}
         number = number_of(value)
+        if number is not None and number == unset:
+            return {}
         if number is None or number != int(number) or not 0 < number <= MOST_VALUE:
             raise ValueError("is no whole number above 0")
         return {fact: int(number)}
@@ -96,6 +98,11 @@ def text(fact: str) -> Reader:
 def when(**facts: Any) -> Reader:
     """Take `facts` where a switch is on."""
     return lambda value: dict(facts) if is_on(value) else {}
+
+
+def switch(fact: str, on: Any = True, off: Any = False) -> Reader:
+    """Read a switch that says something where it is off, too."""
+    return lambda value: {fact: on if is_on(value) else off}
 
 
 def words(
@@ -120,6 +127,11 @@ def words(
 def alike(names: str, **facts: Any) -> dict[str, Facts]:
     """Return the same facts for several words, between spaces."""
     return {name: dict(facts) for name in names.split()}
+
+
+def verbatim(names: str, fact: str) -> dict[str, Facts]:
+    """Return facts of words, between spaces, that are the same here."""
+    return {name: {fact: name} for name in names.split()}
 
 
 def is_on(value: Any) -> bool:

@@ -48,10 +48,7 @@ class Reading:
         """Add the facts of a key; one that is off does not undo another."""
         if facts.get("mixed", "") is None and self.facts.get("mixed"):
             return  # `bf16: false` below `fp16: true`
-        asked = [one[_RECOMPUTES] for one in (self.facts, facts) if _RECOMPUTES in one]
-        self.facts |= facts
-        if asked:
-            self.facts[_RECOMPUTES] = max(asked, key=_MODES.index)
+        self.facts = _together(self.facts, facts)
 
     @property
     def engine(self) -> Engine:
@@ -64,7 +61,7 @@ def kind_of(source: Source) -> Kind | None:
     mark alone is enough, or None."""
 
     def marks(kind: Kind) -> int:
-        return sum(mark in source.flat for mark in kind.marks)
+        return sum(mark in source.flat for mark in kind.marks.split())
 
     best = max(KINDS, key=marks)
     if marks(best) >= FEWEST_MARKS:
@@ -78,7 +75,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
     Raises:
         UserError: a file is of no known trainer, or one that it names cannot be read.
     """
-    reading: Reading | None = None
+    readings = list[Reading]()
     given = frozenset(source.path.name for source in sources)
     for source in sources:
         kind = kind_of(source)
@@ -89,22 +86,17 @@ def read_files(sources: Sequence[Source]) -> Reading:
                 + ", ".join(dict.fromkeys(each.name.split()[0] for each in KINDS))
                 + ", or plan the run by flags, without --from"
             )
-        one = _read(kind, source)
-        _read_companions(one, given)
-        if reading is None:
-            reading = one
-            continue
-        # the file of the trainer goes first, whose engine and words count
-        first, last = sorted((reading, one), key=lambda each: _SERVES.get(each.kind.engine, 0))
-        reading = Reading(
-            kind=first.kind,
-            source=first.source,
-            facts=dict(first.kind.defaults) | _launched(first, last),
-            words=[*first.words, *last.words],
-            left_out=[*first.left_out, *last.left_out],
-            no_effect=[*first.no_effect, *last.no_effect],
-        )
-    assert reading is not None
+        readings.append(_read(kind, source))
+        _read_companions(readings[-1], given)
+    # the file of the trainer goes first, whose engine and words count
+    reading, *others = sorted(readings, key=lambda each: _SERVES.get(each.kind.engine, 0))
+    for other in others:
+        reading.facts = _launched(reading, other)
+        reading.words += other.words
+        reading.left_out += other.left_out
+        reading.no_effect += other.no_effect
+    if any(other.kind is DEEPSPEED for other in others):
+        reading.facts.pop("absent", None)  # this is the file
     reading.facts = dict(reading.kind.defaults) | reading.facts
     if reading.facts.get("engine") == "deepspeed" and not {"strategy", "absent"} & {*reading.facts}:
         # accelerate's stage where nothing says one: utils/dataclasses.py, DeepSpeedPlugin
@@ -123,14 +115,16 @@ def configured(source: Source) -> Source:
 
 def _launched(trainer: Reading, launcher: Reading) -> Facts:
     """Return the facts of a trainer's file beside one that launches it, over which it wins."""
-    facts = launcher.facts | trainer.facts
-    if launcher.kind is DEEPSPEED:
-        facts.pop("absent", None)  # this is the file
-    asked = [one.facts[_RECOMPUTES] for one in (trainer, launcher) if _RECOMPUTES in one.facts]
-    if asked and launcher.kind.engine in _SERVES:
-        # FSDP's or the trainer's own: either recomputes
-        facts[_RECOMPUTES] = max(asked, key=_MODES.index)
-    return facts
+    if launcher.kind.engine in _SERVES:
+        return _together(launcher.facts, trainer.facts)
+    return launcher.facts | trainer.facts
+
+
+def _together(below: Facts, above: Facts) -> Facts:
+    """Return facts of which those above win, but either recomputes: FSDP's or the trainer's own."""
+    asked = [one[_RECOMPUTES] for one in (below, above) if _RECOMPUTES in one]
+    most = {_RECOMPUTES: max(asked, key=_MODES.index)} if asked else {}
+    return {**below, **above, **most}
 
 
 def _read(kind: Kind, source: Source, place: str = "") -> Reading:

@@ -15,6 +15,7 @@ from strangers_configs import REFUSED, SAMPLES, asked
 from launcher.config.arguments import parse_run_config
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import parse_options
+from launcher.tools.plan_from.assess import plan_of
 from launcher.tools.plan_from.editing import edited
 from launcher.tools.plan_from.engines import ENGINES
 from launcher.tools.plan_from.flags import gpus_of, training_flags
@@ -79,7 +80,7 @@ def test_gathers_are_planned_as_limited(folder: Path) -> None:
 def test_a_strangers_config_is_read(folder: Path, name: str) -> None:
     if name in REFUSED:
         with pytest.raises(UserError, match=rf"{name}: .*has no name here: give --hf-config"):
-            understood(folder / name, *asked(name))
+            plan_of([read_source(folder / name)], [*asked(name), "--gpu", "H100"])
         return
     reading, config = understood(folder / name, *asked(name))
     assert not [text for text in reading.left_out if "not known here" in text]

@@ -14,12 +14,8 @@ ACCELERATE = Kind(
     name="accelerate YAML",
     engine="accelerate",
     marks=(
-        "distributed_type",
-        "compute_environment",
-        "num_processes",
-        "main_training_function",
-        "mixed_precision",
-        "fsdp_config.fsdp_auto_wrap_policy",
+        "distributed_type compute_environment num_processes main_training_function mixed_precision "
+        "fsdp_config.fsdp_auto_wrap_policy"
     ),
     keys={
         **LAUNCHER_KEYS,

@@ -8,11 +8,8 @@ DEEPSPEED = Kind(
     name="DeepSpeed JSON",
     engine="deepspeed",
     marks=(
-        "zero_optimization.stage",
-        "train_micro_batch_size_per_gpu",
-        "train_batch_size",
-        "bf16.enabled",
-        "fp16.enabled",
+        "zero_optimization.stage train_micro_batch_size_per_gpu train_batch_size bf16.enabled "
+        "fp16.enabled"
     ),
     keys=DEEPSPEED_KEYS,
     micro_batch="train_micro_batch_size_per_gpu",

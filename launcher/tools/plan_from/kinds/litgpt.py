@@ -6,9 +6,11 @@ from launcher.tools.plan_from.keys import (
     Facts,
     Kind,
     Unknown,
+    alike,
     is_on,
     no_effect,
     number_of,
+    switch,
     text,
     whole,
     words,
@@ -26,10 +28,6 @@ def _devices(value: Any) -> Facts:
     return {"per_machine": int(number)} if number > 0 else {}
 
 
-def _target(name: str) -> Any:
-    return lambda value: {f"target {name}": is_on(value)}
-
-
 def _quantized(value: Any) -> Facts:
     if not is_on(value):
         return {}
@@ -45,9 +43,9 @@ LITGPT = Kind(
     name="LitGPT YAML",
     engine="litgpt",
     marks=(
-        *("train.micro_batch_size", "train.global_batch_size", "checkpoint_dir", "train.max_norm"),
-        *("train.max_seq_length", "eval.interval", "precision", "train.lr_warmup_steps"),
-        *("lora_query", "out_dir", "model_name", "train.save_interval"),
+        "train.micro_batch_size train.global_batch_size checkpoint_dir train.max_norm "
+        "train.max_seq_length eval.interval precision train.lr_warmup_steps lora_query out_dir "
+        "model_name train.save_interval"
     ),
     keys={
         "checkpoint_dir": lambda value: _model(value) | {"fine-tunes": True},
@@ -72,14 +70,13 @@ LITGPT = Kind(
         "model.block_size": whole("block_size"),
         "lora_r": whole("lora_rank"),
         "lora_dropout": lora_dropout,
-        "lora_query": _target("q"),
-        "lora_key": _target("k"),
-        "lora_value": _target("v"),
-        "lora_projection": _target("proj"),
-        "lora_mlp": _target("mlp"),
+        "lora_query": switch("target q"),
+        "lora_key": switch("target k"),
+        "lora_value": switch("target v"),
+        "lora_projection": switch("target proj"),
+        "lora_mlp": switch("target mlp"),
         "optimizer": words(
-            {"AdamW": {"optimizer": "adamw"}, "GaLoreAdamW": {"optimizer": "adamw"}},
-            otherwise="is planned as AdamW",
+            alike("AdamW GaLoreAdamW", optimizer="adamw"), otherwise="is planned as AdamW"
         ),
         "optimizer.class_path": words(
             {"AdamW": {"optimizer": "adamw"}, "SGD": {"optimizer": "sgd", "momentum": 0.0}},

@@ -15,6 +15,7 @@ from launcher.tools.plan_from.keys import (
     number_of,
     text,
     under,
+    verbatim,
     when,
     whole,
     words,
@@ -66,7 +67,7 @@ FSDP_SECTION: Final[Keys] = {
 
 def device(fact: str) -> Reader:
     """Read where something is offloaded to."""
-    return words({"none": {}, "cpu": {fact: "cpu"}, "nvme": {fact: "nvme"}})
+    return words({"none": {}, **verbatim("cpu nvme", fact)})
 
 
 def stage(value: Any) -> Facts:
@@ -132,9 +133,7 @@ DEEPSPEED_KEYS: Final[Keys] = {
     "bf16.enabled": _precision("bf16"),
     "bfloat16.enabled": _precision("bf16"),
     "fp16.enabled": _precision("fp16"),
-    "data_types.grad_accum_dtype": words(
-        {"fp32": {"grad_accum_dtype": "fp32"}, "bf16": {"grad_accum_dtype": "bf16"}}
-    ),
+    "data_types.grad_accum_dtype": words(verbatim("fp32 bf16", "grad_accum_dtype")),
     "optimizer.type": words(
         {
             **alike("adam adamw fusedadam cpuadam", optimizer="adamw"),
@@ -142,9 +141,7 @@ DEEPSPEED_KEYS: Final[Keys] = {
         },
         otherwise="is planned as AdamW",
     ),
-    "tensor_parallel.autotp_size": lambda v: (
-        {} if number_of(v) == 0 else whole("tensor_parallel")(v)
-    ),
+    "tensor_parallel.autotp_size": whole("tensor_parallel", unset=0),
     "sequence_parallel_size": whole("context_parallel"),
     "activation_checkpointing": "Megatron's own calls it; give --activation-checkpointing full",
     "pipeline": "pipelines are not planned",
@@ -235,9 +232,7 @@ LAUNCHER_KEYS: Final[Keys] = {
     "num_machines": whole("machines"),
     "num_gpus": whole("per_machine"),  # of each node: deepspeed/launcher/runner.py
     "num_nodes": whole("machines"),
-    "mixed_precision": words(
-        {"bf16": {"mixed": "bf16"}, "fp16": {"mixed": "fp16"}, "fp8": {"mixed": "fp8"}, "no": {}}
-    ),
+    "mixed_precision": words({"no": {}, **verbatim("bf16 fp16 fp8", "mixed")}),
     "use_fsdp": when(strategy="fsdp", engine="fsdp"),
     "use_deepspeed": when(engine="deepspeed"),
     **under("fsdp_", _FSDP),

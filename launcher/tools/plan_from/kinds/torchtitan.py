@@ -6,13 +6,13 @@ from launcher.tools.plan_from.keys import (
     Facts,
     Keys,
     Kind,
-    Reader,
     Unknown,
     alike,
     is_on,
     no_effect,
     number_of,
     text,
+    verbatim,
     when,
     whole,
     words,
@@ -48,10 +48,6 @@ def _pipeline(value: Any) -> Facts:
     return {}
 
 
-def _unless_minus_1(fact: str) -> Reader:
-    return lambda value: {} if number_of(value) == -1 else whole(fact)(value)
-
-
 def _converters(value: Any) -> Facts:
     names = value if isinstance(value, list) else [value]
     if not [name for name in names if is_on(name)]:
@@ -70,7 +66,7 @@ _KEYS: Final[Keys] = {
     "training.local_batch_size": whole("micro_batch"),
     # Until 2025, with a torch whose RMSNorm was composed and a loss that held whole logits.
     "training.batch_size": lambda value: whole("micro_batch")(value) | {"norm_bytes": 8},
-    "training.global_batch_size": _unless_minus_1("global_batch"),
+    "training.global_batch_size": whole("global_batch", unset=-1),
     "training.seq_len": whole("seq_len"),
     "training.enable_cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "training.dtype": words({"bfloat16": {"weights": "bf16"}, "float32": {}}),
@@ -82,11 +78,7 @@ _KEYS: Final[Keys] = {
         {"float32": {}}, otherwise="gradients are planned as reduced in fp32"
     ),
     "activation_checkpoint.mode": words(
-        {
-            "none": {"activation_checkpointing": "none"},
-            "full": {"activation_checkpointing": "full"},
-            "selective": {"activation_checkpointing": "selective"},
-        },
+        verbatim("none full selective", "activation_checkpointing"),
         otherwise="is planned as selective",
     ),
     "activation_checkpoint.selective_ac_option": _selective,
@@ -105,9 +97,8 @@ _KEYS: Final[Keys] = {
     "training.data_parallel_shard_degree": _shard_degree,
     "parallelism.tensor_parallel_degree": whole("tensor_parallel"),
     "training.tensor_parallel_degree": whole("tensor_parallel"),
-    **dict.fromkeys(
-        ("parallelism.context_parallel_degree", "experimental.context_parallel_degree"), ring
-    ),
+    "parallelism.context_parallel_degree": ring,
+    "experimental.context_parallel_degree": ring,
     "parallelism.fsdp_reshard_after_forward": words(
         {
             "default": {},
@@ -141,9 +132,9 @@ _KEYS: Final[Keys] = {
     ),
 }
 _MARKS: Final = (
-    *("training.seq_len", "training.local_batch_size", "model.flavor", "job.dump_folder"),
-    *("activation_checkpoint.mode", "parallelism.data_parallel_shard_degree", "model.name"),
-    *("lr_scheduler.warmup_steps", "training.steps", "training.batch_size"),
+    "training.seq_len training.local_batch_size model.flavor job.dump_folder "
+    "activation_checkpoint.mode parallelism.data_parallel_shard_degree model.name "
+    "lr_scheduler.warmup_steps training.steps training.batch_size"
 )
 _CHANGES: Final = (
     ("recomputes whole blocks", {"activation_checkpoint.mode": "full"}),
@@ -171,15 +162,15 @@ TORCHTITAN_FLAGS = Kind(
     name="torchtitan flags",
     engine="torchtitan-2026",
     marks=(
-        *("module", "config", "training.max_context_length", "hf_assets_path"),
-        *("training.num_tokens_per_microbatch_per_dp_rank", "training.steps"),
+        "module config training.max_context_length hf_assets_path "
+        "training.num_tokens_per_microbatch_per_dp_rank training.steps"
     ),
     keys={
         **_KEYS,
         "config": text("flavor"),
         "training.max_context_length": whole("seq_len"),
         "training.num_tokens_per_microbatch_per_dp_rank": whole("micro_batch_tokens"),
-        "training.num_tokens_per_train_step": _unless_minus_1("global_batch_tokens"),
+        "training.num_tokens_per_train_step": whole("global_batch_tokens", unset=-1),
     },
     defaults={**_DEFAULTS, "micro_batch": 1, "seq_len": 8192, "selective": "op"},
     changes=_CHANGES,

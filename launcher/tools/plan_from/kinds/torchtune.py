@@ -7,8 +7,9 @@ from launcher.tools.plan_from.keys import (
     Kind,
     Reader,
     Unknown,
-    is_on,
+    alike,
     no_effect,
+    switch,
     when,
     whole,
     words,
@@ -58,14 +59,10 @@ def _adapted(value: Any) -> Facts:
     return {f"target {_LAYERS[name]}": True for name in names}
 
 
-_EIGHT_BIT: Final[Facts] = {"optimizer": "adamw8bit"}
 _OPTIMIZERS: Final[Reader] = words(
     {
-        "AdamW": {"optimizer": "adamw"},
-        "Adam": {"optimizer": "adamw"},
-        "AdamW8bit": _EIGHT_BIT,
-        "PagedAdamW8bit": _EIGHT_BIT,
-        "PagedAdamW": {"optimizer": "adamw"},
+        **alike("AdamW Adam PagedAdamW", optimizer="adamw"),
+        **alike("AdamW8bit PagedAdamW8bit", optimizer="adamw8bit"),
         "SGD": {"optimizer": "sgd", "momentum": 0.0},
     },
     otherwise="is planned as AdamW",
@@ -74,13 +71,13 @@ TORCHTUNE: Final = Kind(
     name="torchtune YAML",
     engine="torchtune",
     marks=(
-        *("model._component_", "tokenizer._component_", "checkpointer._component_"),
-        *("optimizer._component_", "loss._component_", "dataset._component_"),
+        "model._component_ tokenizer._component_ checkpointer._component_ optimizer._component_ "
+        "loss._component_ dataset._component_"
     ),
     keys={
         "model._component_": _model,
         "model.lora_attn_modules": _adapted,
-        "model.apply_lora_to_mlp": lambda value: {"target mlp": is_on(value)},
+        "model.apply_lora_to_mlp": switch("target mlp"),
         "model.lora_rank": whole("lora_rank"),
         "model.lora_dropout": lora_dropout,
         "model.quantize_base": when(quantize_base="nf4"),
@@ -91,8 +88,8 @@ TORCHTUNE: Final = Kind(
         "optimizer_in_bwd": when(optimizer_in_backward=True, clip=0.0),
         "loss._component_": words(
             {
-                "LinearCrossEntropyLoss": {"loss": "chunked"},
-                "CEWithChunkedOutputLoss": {"loss": "chunked"},  # but for logits in bf16
+                # the second one's but for logits in bf16
+                **alike("LinearCrossEntropyLoss CEWithChunkedOutputLoss", loss="chunked"),
                 "CrossEntropyLoss": {"loss": "whole"},
             },
             otherwise="is planned as a loss that holds whole logits",

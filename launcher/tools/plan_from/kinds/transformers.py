@@ -11,6 +11,7 @@ from launcher.tools.plan_from.keys import (
     is_on,
     no_effect,
     number_of,
+    switch,
     text,
     when,
     whole,
@@ -86,15 +87,27 @@ def bits(value: Any) -> Facts:
     return {"quantize_base": "nf4" if number <= 4 else "int8"} if number < 16 else {}
 
 
-def _rank(value: Any) -> Facts:
-    """Read a rank of adapters, where 0 asks for none."""
-    return {} if number_of(value) == 0 else whole("lora_rank")(value)
-
-
-def _lora(value: Any) -> Facts:
-    return {"lora": is_on(value)}
-
-
+TRAINER_NO_EFFECT: Final = no_effect(
+    """
+    output_dir overwrite_output_dir num_train_epochs max_steps learning_rate warmup_* weight_decay
+    adam_* max_grad_norm bf16_full_eval fp16_full_eval average_tokens_across_devices
+    gradient_checkpointing_kwargs activation_checkpointing_kwargs liger_kernel_config use_cache
+    torch_empty_cache_steps logging_* log_* include_* disable_tqdm report_to run_name project
+    trackio_* eval_* evaluation_strategy per_device_eval_batch_size prediction_loss_only
+    batch_eval_metrics save_* enable_jit_* push_to_hub* hub_* load_best_model_at_end
+    metric_for_best_model greater_is_better ignore_data_skip restore_callback* full_determinism seed
+    data_seed accelerator_config dataloader_* remove_unused_columns label_names
+    train_sampling_strategy length_column_name group_by_length ddp_find_unused_parameters
+    ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics
+    do_train do_eval do_predict do_test resume_from_checkpoint local_rank fp16_opt_level
+    fp16_backend half_precision_backend bf16_backend model_revision trust_remote_code use_auth_token
+    token cache_dir tokenizer_name config_name use_fast_tokenizer low_cpu_mem_usage train_file
+    validation_file dataset_* preprocessing_num_workers overwrite_cache validation_split_percentage
+    max_*_samples streaming data_path lora_alpha use_rslora lora_task_type lora_bias lora_path
+    bnb_4bit_* use_bnb_nested_quant past_index jit_mode_eval lr_* task_name keep_linebreaks
+    text_column* tpu_* mp_parameters use_mps_device
+    """
+)
 TRAINER_KEYS: Final[Keys] = {
     **LAUNCHER_KEYS,
     **FSDP_SECTION,
@@ -105,9 +118,7 @@ TRAINER_KEYS: Final[Keys] = {
     "bf16": when(mixed="bf16"),
     "fp16": when(mixed="fp16"),
     "tf32": when(tf32=True),
-    "gradient_checkpointing": lambda value: {
-        "activation_checkpointing": "full" if is_on(value) else "none"
-    },
+    "gradient_checkpointing": switch("activation_checkpointing", "full", "none"),
     "activation_checkpointing": when(activation_checkpointing="full"),
     "optim": OPTIM,
     **dict.fromkeys(
@@ -123,15 +134,14 @@ TRAINER_KEYS: Final[Keys] = {
     "torch_dtype": WEIGHTS,
     "dtype": WEIGHTS,
     "attn_implementation": ATTENTION,
-    "model_max_length": whole("seq_len"),
-    "max_seq_length": whole("seq_len"),
-    "max_length": whole("seq_len"),
-    "max_source_length": whole("seq_len"),
-    "block_size": whole("seq_len"),
+    **dict.fromkeys(
+        ("model_max_length", "max_seq_length", "max_length", "max_source_length", "block_size"),
+        whole("seq_len"),
+    ),
     "load_in_4bit": when(quantize_base="nf4"),
     "load_in_8bit": when(quantize_base="int8"),
-    **dict.fromkeys(("use_peft", "use_lora", "lora_enable"), _lora),
-    **dict.fromkeys(("lora_r", "lora_rank", "lora_dim"), _rank),
+    **dict.fromkeys(("use_peft", "use_lora", "lora_enable"), switch("lora")),
+    **dict.fromkeys(("lora_r", "lora_rank", "lora_dim"), whole("lora_rank", unset=0)),
     "lora_dropout": lora_dropout,
     "lora_target_modules": adapter_targets,
     "auto_find_batch_size": "the batch given first is planned",
@@ -145,28 +155,7 @@ TRAINER_KEYS: Final[Keys] = {
     "label_smoothing_factor": "a second copy of the logits is not planned",
     "ddp_bucket_cap_mb": "DDP's usual buckets are planned",
     "freeze_backbone": "all weights are planned as trained",
-    **no_effect(
-        """
-        output_dir overwrite_output_dir num_train_epochs max_steps learning_rate warmup_*
-        weight_decay adam_* max_grad_norm bf16_full_eval fp16_full_eval
-        average_tokens_across_devices gradient_checkpointing_kwargs activation_checkpointing_kwargs
-        liger_kernel_config use_cache torch_empty_cache_steps logging_* log_* include_* disable_tqdm
-        report_to run_name project trackio_* eval_* evaluation_strategy per_device_eval_batch_size
-        prediction_loss_only batch_eval_metrics save_* enable_jit_* push_to_hub* hub_*
-        load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
-        restore_callback* full_determinism seed data_seed accelerator_config dataloader_*
-        remove_unused_columns label_names train_sampling_strategy length_column_name group_by_length
-        ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
-        debug skip_memory_metrics do_train do_eval do_predict do_test resume_from_checkpoint
-        local_rank fp16_opt_level fp16_backend half_precision_backend bf16_backend model_revision
-        trust_remote_code use_auth_token token cache_dir tokenizer_name config_name
-        use_fast_tokenizer low_cpu_mem_usage train_file validation_file dataset_*
-        preprocessing_num_workers overwrite_cache validation_split_percentage max_*_samples
-        streaming data_path lora_alpha use_rslora lora_task_type lora_bias lora_path bnb_4bit_*
-        use_bnb_nested_quant past_index jit_mode_eval lr_* task_name keep_linebreaks text_column*
-        tpu_* mp_parameters use_mps_device
-        """
-    ),
+    **TRAINER_NO_EFFECT,
 }
 TRAINER_CHANGES: Final = (
     ("recomputes activations", {"gradient_checkpointing": True}),
@@ -178,8 +167,7 @@ TRAINER_CHANGES: Final = (
 TRAINING_ARGUMENTS = Kind(
     name="transformers TrainingArguments",
     engine="transformers",
-    marks=("output_dir", "per_device_train_batch_size", "learning_rate"),
-    # flags of scripts around transformers' Trainer: FastChat, LLaVA, QLoRA, DeepSpeed-Chat
+    marks="output_dir per_device_train_batch_size learning_rate",
     keys={
         **TRAINER_KEYS,
         "max_seq_len": whole("seq_len"),
