@@ -96,8 +96,8 @@ def patch_of(source: Source, change: Change) -> str:
 
 def line_of(change: Change, planned: Planned) -> str:
     """Say a change in the words of the file, and what it costs."""
-    suffix = planned.reading.source.path.suffix.lower()
-    words = ", ".join(said(key, value, suffix) for key, value in change.edit.items())
+    format_ = planned.reading.source.format
+    words = ", ".join(said(key, value, format_) for key, value in change.edit.items())
     pace = "slower" if change.slower >= 0 else "faster"
     room = f"{gib(change.used_bytes)} of {gib(planned.memory_bytes)}"
     return f"{words}  ({change.what}; {room}, about {abs(change.slower):.0%} {pace})"
@@ -122,7 +122,7 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
         sections = {key.split(".")[0] for key in keys if "." in key}
         has = {key.split(".")[0] for key in flat}
         # a YAML file without the section shards in another way
-        nests = planned.reading.source.path.suffix in (".toml", ".json", ".sh")
+        nests = planned.reading.source.format != "YAML"
         if sections - has and all("." in key for key in keys) and not nests:
             continue
         alone = world == 1 or (fields.get("zero") is not None and "FSDP" in what)

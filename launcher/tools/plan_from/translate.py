@@ -107,7 +107,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
 def configured(source: Source) -> Source:
     """Return the config that a command line names, below its other flags; else the source."""
     named = str(source.flat.get("config", ""))
-    path = _beside(source.path, named) if source.path.suffix == ".sh" else None
+    path = _beside(source.path, named) if source.format == "shell" else None
     if path is None:
         return source
     return read_source(path).under({k: v for k, v in source.flat.items() if k != "config"})

@@ -415,6 +415,12 @@ def test_an_edit_changes_its_keys_only(
     assert line is None or line in text.splitlines()
 
 
+def test_an_edit_of_json_that_has_another_suffix_is_json() -> None:
+    source = source_of(Path("zero.conf"), SAMPLES["zero2.json"])
+    edit = {"zero_optimization.offload_param.device": "cpu", "zero_optimization.stage": 3}
+    assert source_of(source.path, edited(source, edit)).flat == {**source.flat, **edit}
+
+
 def test_published_runs_of_these_trainers() -> None:
     """As bench/plan_from.py has planned them last; two are planned anew."""
     path = ROOT / "bench" / "results" / "plan_from.json"
