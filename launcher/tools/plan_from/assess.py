@@ -27,7 +27,7 @@ from launcher.tools.plan_from.flags import gpus_of, training_flags
 from launcher.tools.plan_from.keys import Facts
 from launcher.tools.plan_from.reading import Source
 from launcher.tools.plan_from.translate import Reading, configured, read_files
-from launcher.util.errors import UserError
+from launcher.util.errors import UserError, naming
 from launcher.util.flags import fields_of, flag, without
 
 _DEFAULT_BUCKETS: Final = {
@@ -111,24 +111,20 @@ def plan_of(sources: Sequence[Source], argv: Sequence[str]) -> Planned:
     reading = read_files(sources)
     options, user = parse_options([*argv])
     asked = options.gpus if "gpus" in fields_of(argv) else None
-    if reading.facts.get("cpu"):
-        raise UserError(f"{reading.source.path}: trains on a CPU: a plan needs a GPU")
-    gpus, machines = gpus_of(reading, asked, options.gpus_per_node)
+    with naming(f"{reading.source.path}:"):
+        if reading.facts.get("cpu"):
+            raise UserError("trains on a CPU: a plan needs a GPU")
+        gpus, machines = gpus_of(reading, asked, options.gpus_per_node)
     # again, as if the GPUs of the file had been given, on as many machines
     given = [*without(argv, "--gpus"), "--gpus", str(gpus)]
     if options.gpus_per_node is None and machines > 1 and gpus % machines == 0:
         given += ["--gpus-per-node", str(gpus // machines)]
     options, user = parse_options(given)
-    try:
+    with naming(f"{reading.source.path}:"), TemporaryDirectory() as folder:
         flags, fields = training_flags(reading, user, gpus, machines)
         cluster, notes = find_cluster(options)
-        with TemporaryDirectory() as folder:
-            assessment = _relaxed(reading, flags, fields, cluster, Path(folder))
-            blocks_bytes = _allocated(assessment, cluster)
-    except UserError as error:
-        text = str(error)
-        name = str(reading.source.path)
-        raise UserError(text if text.startswith(name) else f"{name}: {text}") from None
+        assessment = _relaxed(reading, flags, fields, cluster, Path(folder))
+        blocks_bytes = _allocated(assessment, cluster)
     notes = [*reading.notes, *notes]
     if "seq_len" not in fields and "seq_len" not in fields_of(user):
         length = assessment.run.seq_len
@@ -218,14 +214,10 @@ def _buckets(reading: Reading, width: int) -> dict[str, int]:
         "stage3_prefetch_bucket_size": int(0.9 * width * width),
         "stage3_param_persistence_threshold": 10 * width,
     }
-    said = {
-        name.removeprefix("bucket "): value
-        for name, value in reading.facts.items()
-        if name.startswith("bucket ")
-    }
     found = dict(_DEFAULT_BUCKETS)
-    for name, value in said.items():
-        found[name] = auto.get(name, found[name]) if value == "auto" else value
+    for name, default in _DEFAULT_BUCKETS.items():
+        value = reading.facts.get(f"bucket {name}", default)
+        found[name] = auto.get(name, default) if value == "auto" else value
     # DeepSpeed asserts an even one (nccl_start_alignment_factor of 2)
     found["allgather_bucket_size"] += found["allgather_bucket_size"] % 2
     return found

@@ -40,30 +40,32 @@ def changes_of(planned: Planned, argv: Sequence[str]) -> list[Change]:
     if planned.verdict == "fits":
         return []
     deadline_s = time.thread_time() + PATIENCE_S
-    before_s, tried, seen = _step_s(planned), list[Change](), list[tuple[str, Edit]]()
-    flat = planned.reading.source.flat
+    before_s, tried = _step_s(planned), list[Change]()
+
+    def is_over() -> bool:
+        return time.thread_time() > deadline_s or len(_that_are("fits", tried, planned)) >= MOST
+
     for what, edit in _edits(planned):
-        if time.thread_time() > deadline_s or len(_that_are("fits", tried, planned)) >= MOST:
+        if is_over():
             break
-        if all(flat.get(key) == value for key, value in edit.items()):
-            continue  # as it is already
         change = _tried(planned, argv, what, edit, before_s)
         if change is not None and change.used_bytes < planned.used_bytes:
             tried.append(change)
-            seen.append((what, edit))
     # Several together, from the mildest on, until they fit; with a smaller micro-batch at the end.
     own = planned.reading.kind.micro_batch
     together: dict[str, Any] = {}
     names: dict[tuple[str, ...], str] = {}
-    for what, edit in sorted(seen, key=lambda each: own in each[1]):
-        if time.thread_time() > deadline_s or len(_that_are("fits", tried, planned)) >= MOST:
+    for single in sorted(tried, key=lambda change: own in change.edit):
+        if is_over():
             break
-        together |= edit
-        names[tuple(edit)] = what  # a smaller micro-batch replaces a larger one
+        together |= single.edit
+        names[tuple(single.edit)] = single.what  # a smaller micro-batch replaces a larger one
+        if len(names) == 1:
+            continue  # it was tried alone
         change = _tried(planned, argv, "; ".join(names.values()), together, before_s)
-        if change is not None and len(names) > 1:
+        if change is not None:
             tried.append(change)
-            if verdict(change.used_bytes, planned.memory_bytes) == "fits":
+            if _that_are("fits", [change], planned):
                 break
     found = _that_are("fits", tried, planned)
     if not found and planned.verdict == "does not fit":
@@ -94,8 +96,8 @@ def patch_of(source: Source, change: Change) -> str:
 
 def line_of(change: Change, planned: Planned) -> str:
     """Say a change in the words of the file, and what it costs."""
-    suffix = planned.reading.source.path.suffix.lower()
-    words = ", ".join(said(key, value, suffix) for key, value in change.edit.items())
+    format_ = planned.reading.source.format
+    words = ", ".join(said(key, value, format_) for key, value in change.edit.items())
     pace = "slower" if change.slower >= 0 else "faster"
     room = f"{gib(change.used_bytes)} of {gib(planned.memory_bytes)}"
     return f"{words}  ({change.what}; {room}, about {abs(change.slower):.0%} {pace})"
@@ -120,7 +122,7 @@ def _edits(planned: Planned) -> Iterator[tuple[str, Edit]]:
         sections = {key.split(".")[0] for key in keys if "." in key}
         has = {key.split(".")[0] for key in flat}
         # a YAML file without the section shards in another way
-        nests = planned.reading.source.path.suffix in (".toml", ".json", ".sh")
+        nests = planned.reading.source.format != "YAML"
         if sections - has and all("." in key for key in keys) and not nests:
             continue
         alone = world == 1 or (fields.get("zero") is not None and "FSDP" in what)
@@ -135,6 +137,8 @@ def _tried(
     planned: Planned, argv: Sequence[str], what: str, edit: Edit, before_s: float
 ) -> Change | None:
     source = planned.reading.source
+    if all(source.flat.get(key) == value for key, value in edit.items()):
+        return None  # as it is already
     try:
         text = edited(source, edit)
         if text == source.text:
@@ -144,8 +148,7 @@ def _tried(
     except (UserError, Failure):  # it does not go with the rest of the run
         return None
     left = " ".join(after.reading.left_out)
-    changed = any(key not in source.flat or source.flat[key] != edit[key] for key in edit)
-    if not changed or any(f"{key} " in left for key in edit):
+    if any(f"{key} " in left for key in edit):
         return None
     return Change(what, dict(edit), text, after.used_bytes, _step_s(after) / before_s - 1)
 

@@ -1,5 +1,6 @@
 """`plan --check`: one line per config and an exit code, for continuous integration."""
 
+import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -78,10 +79,9 @@ def _checked(source: Source, argv: Sequence[str], *, alone: bool) -> dict[str, A
     except (UserError, Failure) as error:
         if alone:
             raise
-        text = str(error)
-        line = text if text.startswith(str(source.path)) else f"{source.path}: {text}"
-        reason = line.removeprefix(f"{source.path}: ")
+        reason = str(error).removeprefix(f"{source.path}: ")
         verdict = "wrong" if isinstance(error, WrongValue) else "not known"
+        line = f"{source.path}: {reason}"
         return {"file": str(source.path), "verdict": verdict, "reason": reason, "line": line}
     return record_of(planned, []) | {"line": f"{source.path}: {verdict_line(planned)}"}
 
@@ -92,7 +92,7 @@ def _sources(paths: Sequence[Path]) -> Iterator[tuple[Source, bool]]:
         if not path.is_dir():
             yield read_source(path), True
             continue
-        for inner in _files(path):
+        for inner in itertools.islice(_files(path), MOST_FILES):
             try:
                 source = read_source(inner)
             except UserError:
@@ -103,10 +103,6 @@ def _sources(paths: Sequence[Path]) -> Iterator[tuple[Source, bool]]:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder that may be configs, in order; hidden folders are passed over."""
-    left = MOST_FILES
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if f[0] != "." and f not in _PASSED_OVER)
-        for name in sorted(names):
-            if name.lower().endswith(SUFFIXES) and left > 0:
-                left -= 1
-                yield Path(place) / name
+        yield from (Path(place, name) for name in sorted(names) if name.lower().endswith(SUFFIXES))

@@ -40,6 +40,9 @@ def _differences(
     optimizer = run.optim.optimizer
     adapters = run.model.lora_rank is not None
     level, by_torch = variant_of(run).level, run.sharding.zero is None
+    tokens = run.data.micro_batch * a.run.local_seq_len
+    logits = tokens * model.vocab_size
+    below_fp32 = run.optim.arithmetic.computed != "fp32"
     if optimizer == "adamw" and facts.get("foreach", engine.foreach) and by_torch:
         # of exp_avg and exp_avg_sq, one has the size of the temporaries
         more = held.optimizer_bytes // 2
@@ -47,34 +50,29 @@ def _differences(
     norm_bytes = 0 if run.loop.compiles else facts.get("norm_bytes", engine.norm_bytes)
     composed = isinstance(model, ForeignConfig)  # whose norms are traced as they are
     if norm_bytes and not composed and model.norm == "rms":
-        tokens = run.data.micro_batch * a.run.local_seq_len
         kept = _blocks_kept(run.model.activation_checkpointing, model.layers)
         more = norm_bytes * _NORMS * kept * tokens * model.d_model
         yield "norms composed of operators", _COMPUTING, _EVERY, more
-    if composed and run.model.loss_chunk == 0 and run.optim.arithmetic.computed != "fp32":
+    if composed and run.model.loss_chunk == 0 and below_fp32:
         # Its output has them while the loss makes fp32 of them, and of these their logarithms.
-        more = _LOW * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
-        yield "logits as they were computed", ("forward",), _EVERY, more
+        yield "logits as they were computed", ("forward",), _EVERY, _LOW * logits
     gathers = engine.computes_transformers and run.model.loss_chunk is None
     if run.sharding.tensor_parallel > 1 and gathers and holds_logits(reading):
         # the head's plan gathers its output (colwise_gather_output): logits as they were computed,
         # in fp32, and their logarithms or gradients
-        tokens = run.data.micro_batch * a.run.local_seq_len
-        more = (_LOW + 2 * _FP32) * tokens * model.vocab_size
+        more = (_LOW + 2 * _FP32) * logits
         yield "logits gathered from the ranks of a matrix", _COMPUTING, _EVERY, more
     if engine.shifts_logits:
-        more = _FP32 * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
-        yield "logits without the last token's", ("forward",), _EVERY, more
+        yield "logits without the last token's", ("forward",), _EVERY, _FP32 * logits
     if adapters and engine.adapters_chunk_head:
-        less = _FP32 * run.data.micro_batch * a.run.local_seq_len * model.vocab_size
-        yield "gradients of the logits in chunks", ("backward",), _EVERY, -less
+        yield "gradients of the logits in chunks", ("backward",), _EVERY, -_FP32 * logits
     if by_torch and level == 0 and world_size > 1 and engine.gradients_beside_buckets:
         # At the peak of a backward none are there yet, unless an earlier one has left them. A first
         # step has them in shardscale, too.
         phases = (*_COMPUTING, *_STEP) if a.run.accumulation > 1 else _STEP
         yield "gradients beside DDP's buckets", phases, _STEADY, held.grads_bytes
     if by_torch and level > 0 and engine.reduces_as_computed and a.run.accumulation > 1:
-        wider = 0 if run.optim.arithmetic.computed == "fp32" else _FP32 - _LOW
+        wider = _FP32 - _LOW if below_fp32 else 0
         more = -wider * model.trained_parameter_count
         yield "gradients added up in the type of computing", _COMPUTING, _EVERY, more
     if optimizer == "adamw8bit" and facts.get("embedding_moments") and not adapters:

@@ -20,38 +20,34 @@ def edited(source: Source, changes: Mapping[str, Any]) -> str:
     """
     text = source.text
     for key, value in changes.items():
-        suffix = source.path.suffix.lower()
-        if suffix == ".toml":
+        if source.format == "TOML":
             text = _in_toml(text, key, value)
-        elif suffix in (".sh", ".bash", ".txt"):
+        elif source.format == "shell":
             text = _in_command(text, key, value, source)
         else:
-            text = _in_tree(text, key, value, is_json=suffix == ".json")
+            text = _in_tree(text, key, value, source.format)
     return text
 
 
-def said(key: str, value: Any, suffix: str) -> str:
+def said(key: str, value: Any, format_: str) -> str:
     """Spell a change as the file does."""
-    if suffix == ".toml":
-        return f"{key} = {_literal(value, suffix)}"
-    if suffix in (".sh", ".bash", ".txt"):
+    if format_ == "shell":
         return _option(key, value)
-    return f"{key}: {_literal(value, suffix)}"
+    return f"{key}{' =' if format_ == 'TOML' else ':'} {_literal(value, format_)}"
 
 
 def _option(key: str, value: Any) -> str:
     return f"--{key} {shlex.quote(str(value))}"
 
 
-def _literal(value: Any, suffix: str) -> str:
-    if suffix in (".json", ".toml") or not isinstance(value, str):
+def _literal(value: Any, format_: str) -> str:
+    if format_ != "YAML" or not isinstance(value, str):
         return json.dumps(value)
     return value if re.fullmatch(r"[A-Za-z][\w.-]*( [\w.-]+)*", value) else json.dumps(value)
 
 
-def _in_tree(text: str, key: str, value: Any, *, is_json: bool) -> str:
+def _in_tree(text: str, key: str, value: Any, format_: str) -> str:
     """Edit YAML or JSON, whose places a YAML parser knows."""
-    suffix = ".json" if is_json else ".yaml"
     with refused(yaml.YAMLError):
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     parts = key.split(".")
@@ -60,41 +56,43 @@ def _in_tree(text: str, key: str, value: Any, *, is_json: bool) -> str:
             raise UserError(key)
         inner = next((v for k, v in node.value if k.value == part), None)
         if inner is None:
-            return _added(text, node, parts[depth:], value, suffix)
+            return _added(text, node, parts[depth:], value, format_)
         is_last = depth == len(parts) - 1
         if isinstance(inner, yaml.ScalarNode) and (is_last or inner.value in ("", "null", "~")):
             begin, end = inner.start_mark.index, inner.end_mark.index
-            new = _nested(parts[depth + 1 :], value, suffix)
+            new = _nested(parts[depth + 1 :], value, format_)
             # `key:` without a value has no space to write behind
             return text[:begin] + (" " if begin == end else "") + new + text[end:]
         if is_last and isinstance(inner, yaml.SequenceNode) and isinstance(value, list):
-            return _appended(text, inner, value[0], suffix)
+            return _appended(text, inner, value[0], format_)
         node = inner
     raise UserError(key)
 
 
-def _nested(parts: list[str], value: Any, suffix: str) -> str:
-    literal = _literal(value, suffix)
+def _nested(parts: list[str], value: Any, format_: str) -> str:
+    literal = _literal(value, format_)
     for part in reversed(parts):
-        literal = f"{{{json.dumps(part) if suffix == '.json' else part}: {literal}}}"
+        literal = f"{{{json.dumps(part) if format_ == 'JSON' else part}: {literal}}}"
     return literal
 
 
-def _appended(text: str, node: Any, item: Any, suffix: str) -> str:
+def _appended(text: str, node: Any, item: Any, format_: str) -> str:
     if node.flow_style or not node.value:
         at = node.end_mark.index - 1
-        return f"{text[:at]}{', ' if node.value else ''}{_literal(item, suffix)}{text[at:]}"
+        return f"{text[:at]}{', ' if node.value else ''}{_literal(item, format_)}{text[at:]}"
     first = node.value[0].start_mark
     # in front of the first item, whose dash is found; where the last one ends is not certain
     begin = text.rindex("-", 0, first.index)
-    return f"{text[:begin]}- {_literal(item, suffix)}\n{' ' * node.start_mark.column}{text[begin:]}"
+    return (
+        f"{text[:begin]}- {_literal(item, format_)}\n{' ' * node.start_mark.column}{text[begin:]}"
+    )
 
 
-def _added(text: str, node: Any, parts: list[str], value: Any, suffix: str) -> str:
-    literal, is_top = _nested(parts[1:], value, suffix), node.start_mark.column == 0
-    name = json.dumps(parts[0]) if suffix == ".json" else parts[0]
-    if suffix != ".json" and is_top and not node.flow_style:
-        block = f"{name}:{_block(parts[1:], value, suffix)}"
+def _added(text: str, node: Any, parts: list[str], value: Any, format_: str) -> str:
+    literal, is_top = _nested(parts[1:], value, format_), node.start_mark.column == 0
+    name = json.dumps(parts[0]) if format_ == "JSON" else parts[0]
+    if format_ != "JSON" and is_top and not node.flow_style:
+        block = f"{name}:{_block(parts[1:], value, format_)}"
         return text + ("" if text.endswith("\n") or not text else "\n") + block + "\n"
     if not node.value:
         # `{}`: behind the brace
@@ -109,15 +107,15 @@ def _added(text: str, node: Any, parts: list[str], value: Any, suffix: str) -> s
     return f"{text[: first.index]}{name}: {literal}{comma}{gap}{text[first.index :]}"
 
 
-def _block(parts: list[str], value: Any, suffix: str, indent: str = "  ") -> str:
+def _block(parts: list[str], value: Any, format_: str, indent: str = "  ") -> str:
     if not parts:
-        return f" {_literal(value, suffix)}"
-    return f"\n{indent}{parts[0]}:{_block(parts[1:], value, suffix, indent + '  ')}"
+        return f" {_literal(value, format_)}"
+    return f"\n{indent}{parts[0]}:{_block(parts[1:], value, format_, indent + '  ')}"
 
 
 def _in_toml(text: str, key: str, value: Any) -> str:
     section, _, name = key.rpartition(".")
-    literal = _literal(value, ".toml")
+    literal = _literal(value, "TOML")
     lines, here = text.splitlines(keepends=True), ""
     for number, line in enumerate(lines):
         if header := re.match(r"\s*\[([^\[\]]+)\]", line):

@@ -36,8 +36,8 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
     found = found or facts.get("gpus if unsaid", 0)
     if degrees and found != degrees:
         raise UserError(
-            f"{reading.source.path}: its degrees of parallelism are for {degrees} GPUs, not "
-            f"{found}: give --gpus {degrees}, or correct them"
+            f"its degrees of parallelism are for {degrees} GPUs, not {found}: give --gpus "
+            f"{degrees}, or correct them"
         )
     if not found and "shard ranks" in facts:
         names = ("shard ranks", "replicas", "tensor_parallel", "context_parallel")
@@ -47,10 +47,7 @@ def gpus_of(reading: Reading, asked: int | None, per_node: int | None) -> tuple[
         strategy = "fsdp" if "shard" in facts else facts.get("strategy", "")
         if strategy in _SHARDED_BY or facts.get("tensor_parallel", 1) > 1:
             how = _SHARDED_BY.get(str(strategy), "tensor parallelism")
-            raise UserError(
-                f"{reading.source.path}: asks for {how} and does not say on how many GPUs: give "
-                "--gpus N"
-            )
+            raise UserError(f"asks for {how} and does not say on how many GPUs: give --gpus N")
         reading.notes.append("1 GPU is assumed: --gpus N for more")
         found = 1
     nodes = max(machines, -(-found // (per_node or GPUS_PER_NODE)))
@@ -131,18 +128,15 @@ def training_flags(
     if "absent" in facts:
         _without_companion(reading, given)
     if "batch of the shell" in facts and "micro_batch" not in given:
-        raise UserError(
-            f"{reading.source.path}: {facts['batch of the shell']}: give --micro-batch N"
-        )
+        raise UserError(f"{facts['batch of the shell']}: give --micro-batch N")
     own = parse_run_config(user)
     fields: Facts = {name: facts[name] for name in _AS_THEY_ARE if name in facts}
-    model = _model_of(facts)
     if not given & {"model", "init_from"}:
-        fields["model"] = _model(reading, model)
+        fields["model"] = _model(facts)
     if not reading.engine.ties_head and "tied" not in given:
         fields["tied"] = False
     if reading.kind.name.startswith(("accelerate", "DeepSpeed")):
-        _ask(reading, given)
+        _ask(facts, given)
     if given & {"strategy", "zero", "deepspeed"}:
         facts["strategy"] = own.sharding.strategy if "strategy" in given else "zero"
         for name in ("shard", "sharding of several"):
@@ -186,38 +180,33 @@ def _without_companion(reading: Reading, given: set[str]) -> None:
     would be planned, and not fit where the run does."""
     absent = str(reading.facts["absent"])
     if not given & {"strategy", "zero", "deepspeed"}:
-        raise UserError(
-            f"{reading.source.path}: {absent}: give the file to --from, too, or give --strategy or "
-            "--zero"
-        )
+        raise UserError(f"{absent}: give the file to --from, too, or give --strategy or --zero")
     if absent not in reading.left_out:
         reading.left_out.append(absent)
 
 
-def _ask(reading: Reading, given: set[str]) -> None:
-    """Refuse configs that hold no batch and no flag does."""
-    facts = reading.facts
+def _ask(facts: Facts, given: set[str]) -> None:
+    """Reject a config that holds no batch where no flag does."""
     missing = []
     if "micro_batch" not in facts and "micro_batch" not in given:
         missing.append("the micro-batch: give --micro-batch N")
     if "seq_len" not in facts and "seq_len" not in given:
         missing.append("the length of sequences: give --seq-len N")
     if missing:
-        raise UserError(f"{reading.source.path}: does not say {' and '.join(missing)}")
+        raise UserError(f"does not say {' and '.join(missing)}")
 
 
-def _model(reading: Reading, model: str | None) -> str:
-    if model is not None:
+def _model(facts: Facts) -> str:
+    if (model := _model_of(facts)) is not None:
         return model
-    facts, path = reading.facts, reading.source.path
     said = facts.get("model") or " ".join(
         str(facts[name]) for name in ("family", "flavor") if name in facts
     )
     if not said:
-        raise UserError(f"{path}: does not say which model: give --model NAME or --hf-config FILE")
+        raise UserError("does not say which model: give --model NAME or --hf-config FILE")
     raise UserError(
-        f"{path}: its model {said:.80} has no name here: give --hf-config FILE with its "
-        "config.json, or --model hf:ORG/NAME"
+        f"its model {said:.80} has no name here: give --hf-config FILE with its config.json, or "
+        "--model hf:ORG/NAME"
     )
 
 

@@ -10,6 +10,10 @@ Flat = Mapping[str, Any]
 """Keys of a file, with dots between levels."""
 Reader = Callable[[Any], Facts]
 """Turn a value into facts; raises `Unknown` where it has no counterpart."""
+Keys = Mapping[str, Reader | str | None]
+"""Key -> its reader, the reason why it bears on bytes and is not planned, or None where it has no
+effect on bytes. Without a reader, a section stands for all keys in it, and without effect `*` for
+any text."""
 OFF: Final = (None, False, 0, "", "none", "no", "NO", "auto", "false", "False")
 MOST_VALUE: Final = 10**9
 
@@ -28,13 +32,9 @@ class Kind(NamedTuple):
     name: str
     engine: str
     """Row of `engines.ENGINES`."""
-    marks: tuple[str, ...]
-    """Keys that only its files have: the kind with most of them in a file is the file's."""
-    keys: Mapping[str, Reader]
-    left_out: Mapping[str, str]
-    """Keys that bear on bytes and are not planned -> the reason."""
-    no_effect: str
-    """Keys without effect on bytes, between spaces; `*` stands for any text."""
+    marks: str
+    """Keys that only its files have, between spaces: a file is of the kind of which it has most."""
+    keys: Keys
     defaults: Facts = {}  # noqa: RUF012
     changes: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """(what it does, key -> value) of edits that need less memory, mildest first."""
@@ -42,20 +42,47 @@ class Kind(NamedTuple):
     """Key of the micro-batch, and of the accumulation that makes up for a smaller one."""
     accumulation: str = ""
 
+    def reader(self, key: str) -> Reader | None:
+        """Return the reader of a key that is planned."""
+        found = self.keys.get(key)
+        return found if callable(found) else None
+
+    def reason(self, key: str) -> str | None:
+        """Return which key or section is not planned, and why; None for others."""
+        found = ((place, self.keys.get(place)) for place in _places(key))
+        return next((f"{place}: {why}" for place, why in found if isinstance(why, str)), None)
+
     def has_no_effect(self, key: str) -> bool:
         """Return whether a key or the section that it is in has no effect on bytes."""
-        places = [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
-        return any(fnmatchcase(place, name) for place in places for name in self.no_effect.split())
+        names = [name for name, entry in self.keys.items() if entry is None]
+        return any(fnmatchcase(place, name) for place in _places(key) for name in names)
 
 
-def whole(fact: str) -> Reader:
-    """Read a whole number above 0; raises ValueError for another value."""
+def _places(key: str) -> list[str]:
+    """Return the sections that a key is in, the outermost first, and the key."""
+    return [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
+
+
+def no_effect(names: str) -> Keys:
+    """Return entries of keys without effect on bytes, between spaces."""
+    return dict.fromkeys(names.split())
+
+
+def under(prefixes: str, keys: Keys) -> Keys:
+    """Return keys behind each of some prefixes, between spaces."""
+    return {prefix + name: entry for prefix in prefixes.split() for name, entry in keys.items()}
+
+
+def whole(fact: str, *, unset: int | None = None) -> Reader:
+    """Read a whole number above 0, or `unset`, which says nothing; raises ValueError for others."""
 
     def read(value: Any) -> Facts:
         # DeepSpeed files for transformers say auto: the trainer fills it in
         if value is None or str(value).strip().lower() in ("auto", "", "none", "null"):
             return {}
         number = number_of(value)
+        if number is not None and number == unset:
+            return {}
         if number is None or number != int(number) or not 0 < number <= MOST_VALUE:
             raise ValueError("is no whole number above 0")
         return {fact: int(number)}
@@ -71,6 +98,11 @@ def text(fact: str) -> Reader:
 def when(**facts: Any) -> Reader:
     """Take `facts` where a switch is on."""
     return lambda value: dict(facts) if is_on(value) else {}
+
+
+def switch(fact: str, on: Any = True, off: Any = False) -> Reader:
+    """Read a switch that says something where it is off, too."""
+    return lambda value: {fact: on if is_on(value) else off}
 
 
 def words(
@@ -95,6 +127,11 @@ def words(
 def alike(names: str, **facts: Any) -> dict[str, Facts]:
     """Return the same facts for several words, between spaces."""
     return {name: dict(facts) for name in names.split()}
+
+
+def verbatim(names: str, fact: str) -> dict[str, Facts]:
+    """Return facts of words, between spaces, that are the same here."""
+    return {name: {fact: name} for name in names.split()}
 
 
 def is_on(value: Any) -> bool:

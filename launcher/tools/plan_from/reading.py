@@ -15,6 +15,11 @@ from launcher.util.json_file import parse_json
 
 WHAT: Final = "a config of a trainer: YAML, JSON, TOML, or a command line in a .sh file"
 SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
+_FORMATS: Final = {
+    **dict.fromkeys((".json", ".conf"), "JSON"),  # some give DeepSpeed's the latter
+    ".toml": "TOML",
+    **dict.fromkeys((".sh", ".bash", ".txt"), "shell"),
+}
 MOST_KEYS: Final = 5000
 MOST_LEVELS: Final = 20
 
@@ -25,6 +30,7 @@ class Source(NamedTuple):
     path: Path
     text: str
     flat: Flat
+    format: str = "YAML"
     over: Flat = MappingProxyType({})
     """Keys of a command line that names the file, which win."""
 
@@ -48,22 +54,22 @@ def source_of(path: Path, text: str) -> Source:
     Raises:
         UserError: it is not what its name says.
     """
-    suffix = path.suffix.lower()
+    format_ = _FORMATS.get(path.suffix.lower(), "YAML")
     content: Any
-    if suffix in (".json", ".conf"):  # some give DeepSpeed's the latter
+    if format_ == "JSON":
         content = parse_json(path, text, what=WHAT, infinite=True)
-    elif suffix == ".toml":
+    elif format_ == "TOML":
         with (
             refused(RecursionError, f"{path}: not valid TOML, it is nested too deep"),
             refused(ValueError, f"{path}: not valid TOML, correct it: {WHY}"),
         ):
             content = tomllib.loads(text)
-    elif suffix == ".py":
+    elif path.suffix.lower() == ".py":
         raise UserError(
             f"{path}: is a program: give its config, or rehearse it: shardscale rehearse --gpu "
             f"NAME -- python {path}"
         )
-    elif suffix in (".sh", ".bash", ".txt"):
+    elif format_ == "shell":
         content = flags_of_shell(text)
         if content is None:
             raise UserError(
@@ -79,7 +85,7 @@ def source_of(path: Path, text: str) -> Source:
         flat[key] = value
         if len(flat) > MOST_KEYS:
             raise UserError(f"{path}: has more than {MOST_KEYS:,} keys: give {WHAT}")
-    return Source(path, text, flat)
+    return Source(path, text, flat, format_)
 
 
 def _flatten(content: dict[Any, Any], path: Path, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -48,10 +48,7 @@ class Reading:
         """Add the facts of a key; one that is off does not undo another."""
         if facts.get("mixed", "") is None and self.facts.get("mixed"):
             return  # `bf16: false` below `fp16: true`
-        asked = [one[_RECOMPUTES] for one in (self.facts, facts) if _RECOMPUTES in one]
-        self.facts |= facts
-        if asked:
-            self.facts[_RECOMPUTES] = max(asked, key=_MODES.index)
+        self.facts = _together(self.facts, facts)
 
     @property
     def engine(self) -> Engine:
@@ -64,7 +61,7 @@ def kind_of(source: Source) -> Kind | None:
     mark alone is enough, or None."""
 
     def marks(kind: Kind) -> int:
-        return sum(mark in source.flat for mark in kind.marks)
+        return sum(mark in source.flat for mark in kind.marks.split())
 
     best = max(KINDS, key=marks)
     if marks(best) >= FEWEST_MARKS:
@@ -78,7 +75,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
     Raises:
         UserError: a file is of no known trainer, or one that it names cannot be read.
     """
-    reading: Reading | None = None
+    readings = list[Reading]()
     given = frozenset(source.path.name for source in sources)
     for source in sources:
         kind = kind_of(source)
@@ -89,22 +86,17 @@ def read_files(sources: Sequence[Source]) -> Reading:
                 + ", ".join(dict.fromkeys(each.name.split()[0] for each in KINDS))
                 + ", or plan the run by flags, without --from"
             )
-        one = _read(kind, source)
-        _read_companions(one, given)
-        if reading is None:
-            reading = one
-            continue
-        # the file of the trainer goes first, whose engine and words count
-        first, last = sorted((reading, one), key=lambda each: _SERVES.get(each.kind.engine, 0))
-        reading = Reading(
-            kind=first.kind,
-            source=first.source,
-            facts=dict(first.kind.defaults) | _launched(first, last),
-            words=[*first.words, *last.words],
-            left_out=[*first.left_out, *last.left_out],
-            no_effect=[*first.no_effect, *last.no_effect],
-        )
-    assert reading is not None
+        readings.append(_read(kind, source))
+        _read_companions(readings[-1], given)
+    # the file of the trainer goes first, whose engine and words count
+    reading, *others = sorted(readings, key=lambda each: _SERVES.get(each.kind.engine, 0))
+    for other in others:
+        reading.facts = _launched(reading, other)
+        reading.words += other.words
+        reading.left_out += other.left_out
+        reading.no_effect += other.no_effect
+    if any(other.kind is DEEPSPEED for other in others):
+        reading.facts.pop("absent", None)  # this is the file
     reading.facts = dict(reading.kind.defaults) | reading.facts
     if reading.facts.get("engine") == "deepspeed" and not {"strategy", "absent"} & {*reading.facts}:
         # accelerate's stage where nothing says one: utils/dataclasses.py, DeepSpeedPlugin
@@ -115,7 +107,7 @@ def read_files(sources: Sequence[Source]) -> Reading:
 def configured(source: Source) -> Source:
     """Return the config that a command line names, below its other flags; else the source."""
     named = str(source.flat.get("config", ""))
-    path = _beside(source.path, named) if source.path.suffix == ".sh" else None
+    path = _beside(source.path, named) if source.format == "shell" else None
     if path is None:
         return source
     return read_source(path).under({k: v for k, v in source.flat.items() if k != "config"})
@@ -123,14 +115,16 @@ def configured(source: Source) -> Source:
 
 def _launched(trainer: Reading, launcher: Reading) -> Facts:
     """Return the facts of a trainer's file beside one that launches it, over which it wins."""
-    facts = launcher.facts | trainer.facts
-    if launcher.kind is DEEPSPEED:
-        facts.pop("absent", None)  # this is the file
-    asked = [one.facts[_RECOMPUTES] for one in (trainer, launcher) if _RECOMPUTES in one.facts]
-    if asked and launcher.kind.engine in _SERVES:
-        # FSDP's or the trainer's own: either recomputes
-        facts[_RECOMPUTES] = max(asked, key=_MODES.index)
-    return facts
+    if launcher.kind.engine in _SERVES:
+        return _together(launcher.facts, trainer.facts)
+    return launcher.facts | trainer.facts
+
+
+def _together(below: Facts, above: Facts) -> Facts:
+    """Return facts of which those above win, but either recomputes: FSDP's or the trainer's own."""
+    asked = [one[_RECOMPUTES] for one in (below, above) if _RECOMPUTES in one]
+    most = {_RECOMPUTES: max(asked, key=_MODES.index)} if asked else {}
+    return {**below, **above, **most}
 
 
 def _read(kind: Kind, source: Source, place: str = "") -> Reading:
@@ -140,9 +134,10 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
         reading.no_effect.append(f"{place}bf16")
         del flat["bf16"]
     for key, value in flat.items():
-        if value is True and key not in kind.keys and key.removeprefix("no_") in kind.keys:
+        reader = kind.reader(key)
+        if value is True and reader is None and (reader := kind.reader(key.removeprefix("no_"))):
             key, value = key.removeprefix("no_"), False  # a switch that is on by default
-        reader, shown = kind.keys.get(key), place + key
+        shown = place + key
         if reader is not None and "$" in str(value):
             _leave_out_variable(reading, shown, value)
         elif reader is not None:
@@ -168,7 +163,7 @@ def _read(kind: Kind, source: Source, place: str = "") -> Reading:
                 reading.no_effect.append(shown)
         elif value in OFF or value in ([], {}):
             reading.no_effect.append(shown)
-        elif (reason := _reason(kind, key)) is not None:
+        elif (reason := kind.reason(key)) is not None:
             if value == 1 and value is not True:  # a degree of 1 asks for nothing
                 reading.no_effect.append(shown)
             elif place + reason not in reading.left_out:
@@ -195,12 +190,6 @@ def _leave_out_variable(reading: Reading, key: str, value: Any) -> None:
         reading.facts["batch of the shell"] = text
     else:
         reading.left_out.append(text)
-
-
-def _reason(kind: Kind, key: str) -> str | None:
-    """Return which key or section is not planned, and why; None for others."""
-    places = [key[:end] for end, letter in enumerate(f"{key}.") if letter == "."]
-    return next((f"{at}: {kind.left_out[at]}" for at in places if kind.left_out.get(at)), None)
 
 
 def _read_companions(

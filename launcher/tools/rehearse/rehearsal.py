@@ -143,12 +143,7 @@ def _cards(result: Rehearsal, machine: Callable[[str], Machine]) -> list[CardFit
     # A program that failed would have needed more, and one that caught it may need what there is.
     if not whole.ended_well or not complete or whole.caught:
         return []
-    cards = on_every_gpu(
-        whole.recordings,
-        world_size=result.stage.world_size,
-        others_bytes=whole.others_bytes,
-        beside=whole.beside(),
-    )
+    cards = on_every_gpu(whole)
     # the slowest rank sets the pace of all
     if result.slowest is None:
         return cards

@@ -63,10 +63,10 @@ def step_seconds(timeline: Timeline, machine: Machine) -> StepSeconds:
     first, run.busy = run.now_s, []
     run.sums = defaultdict(float)
     run.take()
-    computing = [span for span in run.busy if span[2]]
-    sending = [span for span in run.busy if not span[2]]
+    computing_s = _covered_s([span for span in run.busy if span[2]])
+    sending_s = _covered_s([span for span in run.busy if not span[2]])
     # the pass ran both at full speed side by side; CONTENTION adds back what they lose
-    hidden = _overlap_s(_united(computing), _united(sending))
+    hidden = computing_s + sending_s - _covered_s(run.busy)
     return StepSeconds(
         total_s=run.now_s - first + CONTENTION * hidden,
         products_s=run.sums["products"],
@@ -205,24 +205,10 @@ def _pair_s(machine: Machine, size_bytes: int, across: float | None) -> float:
     return rate.start_s + rate.hop_s + size_bytes / bytes_per_s
 
 
-def _united(spans: Sequence[tuple[float, float, bool]]) -> list[tuple[float, float]]:
-    """Return the times in which any of these runs, in order."""
-    found: list[tuple[float, float]] = []
+def _covered_s(spans: Sequence[tuple[float, float, bool]]) -> float:
+    """Return the seconds in which any of these runs."""
+    total = until = 0.0
     for begins, ends, _ in sorted(spans):
-        if found and begins <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], ends))
-        elif ends > begins:
-            found.append((begins, ends))
-    return found
-
-
-def _overlap_s(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> float:
-    total, place = 0.0, 0
-    for begins, ends in one:
-        while place < len(other) and other[place][1] <= begins:
-            place += 1
-        at = place
-        while at < len(other) and other[at][0] < ends:
-            total += min(ends, other[at][1]) - max(begins, other[at][0])
-            at += 1
+        total += max(0.0, ends - max(begins, until))
+        until = max(until, ends)
     return total

@@ -92,14 +92,12 @@ class Stage:
         peaks = {rank.number: rank.reserved_peak_bytes or 0 for rank in self.ranks}
         own_gpus = self.events("own_gpu")
         for own in own_gpus:
-            parent = self.processes.get(own["parent"], {})
-            held = [parent[own["uuid"]]] if own["uuid"] in parent else []
-            for one in own_gpus:
-                if one["uuid"] == own["uuid"] and one["rank"] != own["rank"]:
-                    held.append(peaks[one["rank"]])
-            for other in self.other_gpus:
-                if other["uuid"] == own["uuid"]:
-                    held.append(other["reserved_peak_bytes"])
+            holders = [
+                *self.processes.get(own["parent"], {}).items(),
+                *((one["uuid"], peaks[one["rank"]]) for one in own_gpus if one is not own),
+                *((other["uuid"], other["reserved_peak_bytes"]) for other in self.other_gpus),
+            ]
+            held = [size for gpu, size in holders if gpu == own["uuid"]]
             if held:
                 found[own["rank"]] = sum(held) + CONTEXT_BYTES * len(held)
         return found

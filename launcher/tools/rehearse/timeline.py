@@ -127,18 +127,17 @@ def read_timeline(path: Path) -> Timeline | None:
         entries = [Entry(Kind(kind), *rest) for kind, *rest in ENTRY.iter_unpack(raw)]
     except (OSError, ValueError, struct.error):
         return None
-    calls: Counter[int] = Counter()
-    kernels: Counter[int] = Counter()
-    for entry in entries:
-        if entry.operator and entry.kind in (Kind.OPERATOR, Kind.KERNEL):
-            counter = calls if entry.kind == Kind.OPERATOR else kernels
-            counter[entry.operator] += 1
+    of_operators = Counter((entry.kind, entry.operator) for entry in entries if entry.operator)
     types = ["tf32" if content[key] else "fp32" for key in ("tf32", "tf32_convolutions")]
     operators = content["operators"]
     return Timeline(
         entries=entries,
         operators=[_operator(one, types["convolution" in one["name"]]) for one in operators],
-        kernels={number: kernels[number] / times for number, times in calls.items()},
+        kernels={
+            number: of_operators[Kind.KERNEL, number] / times
+            for (kind, number), times in of_operators.items()
+            if kind == Kind.OPERATOR
+        },
         left_out=content.get("left_out", ()),
         host_bytes=content.get("host_bytes", 0),
     )

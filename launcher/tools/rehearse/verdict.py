@@ -1,6 +1,6 @@
 """Verdicts on a rehearsed program: its recorded allocations on each GPU of the table."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -8,7 +8,8 @@ from launcher.forecast.allocator import AllocatorUse, replay
 from launcher.forecast.fit import Verdict, verdict, within
 from launcher.forecast.order import VERDICTS
 from launcher.measure.hardware import CONTEXT_BYTES, GPUS, NCCL_GROUP_BYTES, Gpu
-from launcher.tools.watch.content import Recording, allocator_events
+from launcher.tools.rehearse.stage import Stage
+from launcher.tools.watch.content import allocator_events
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,25 +34,16 @@ def outside_bytes(world_size: int) -> int:
     return CONTEXT_BYTES + (NCCL_GROUP_BYTES if world_size > 1 else 0)
 
 
-def on_every_gpu(
-    recordings: Mapping[int, Recording],
-    *,
-    world_size: int,
-    others_bytes: int,
-    beside: Mapping[int, int],
-) -> list[CardFit]:
-    """Replay all ranks' allocations on each GPU of the table, smallest first.
-
-    Args:
-        beside: rank -> bytes that other processes take of its GPU.
-        others_bytes: most that a process has reserved on a GPU besides its own.
-    """
+def on_every_gpu(stage: Stage) -> list[CardFit]:
+    """Replay all ranks' allocations on each GPU of the table, smallest first."""
     replays = [
         partial(replay, *allocator_events(one), expandable_segments=one.expandable_segments)
-        for one in recordings.values()
+        for one in stage.recordings.values()
     ]
-    taken = [beside.get(rank, 0) for rank in recordings]
-    free, outside = [without_limit() for without_limit in replays], outside_bytes(world_size)
+    beside = stage.beside()
+    taken = [beside.get(rank, 0) for rank in stage.recordings]
+    free = [without_limit() for without_limit in replays]
+    outside = outside_bytes(stage.world_size)
     cards = []
     for gpu in sorted(GPUS, key=lambda gpu: gpu.memory_bytes):
         limit = gpu.memory_bytes - outside
@@ -59,7 +51,7 @@ def on_every_gpu(
             more + _reserved(use, again, limit - more)
             for use, again, more in zip(free, replays, taken, strict=True)
         ]
-        used = outside + max(others_bytes, *reserved)
+        used = outside + max(stage.others_bytes, *reserved)
         found = verdict(used, gpu.memory_bytes)
         cards.append(
             CardFit(

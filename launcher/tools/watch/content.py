@@ -4,6 +4,7 @@ Replays the events that `inside/shardscale_observer/history.py` has written.
 """
 
 import array
+import collections
 import json
 import math
 import re
@@ -135,12 +136,10 @@ class _Replay:
         level = highest = sum(piece.size for piece in self._pieces)
         # -1: before the first event, where the blocks of `before` are alive
         self.peak = (-1, self.phase)
-        marks = iter(self._recording.marks)
-        mark = next(marks, None)
+        marks = collections.deque(self._recording.marks)
         for number, (address, size, _) in enumerate(self._recording.events):
-            while mark is not None and mark[0] <= number:
-                self._apply(mark[1], mark[2], mark[3])
-                mark = next(marks, None)
+            while marks and marks[0][0] <= number:
+                self._apply(*marks.popleft())
             if size >= 0:
                 piece = _Piece(rounded_bytes(size), self.phase, self._module, number)
                 self._live[address] = piece
@@ -148,12 +147,12 @@ class _Replay:
                 level += piece.size
                 if level > highest:
                     highest, self.peak = level, (number, self.phase)
-            elif (piece_ := self._live.pop(address, None)) is not None:
-                piece_.freed = number
-                level -= piece_.size
-        while mark is not None:
-            self._apply(mark[1], mark[2], mark[3])
-            mark = next(marks, None)
+            elif address in self._live:
+                freed = self._live.pop(address)
+                freed.freed = number
+                level -= freed.size
+        for mark in marks:
+            self._apply(*mark)
 
     def set_apart_what_stays(self) -> None:
         """Take what is no state and outlives all steps as `other`: it is no activation.
@@ -181,7 +180,7 @@ class _Replay:
             by_module=dict(sorted(by_module.items(), key=lambda item: -item[1])),
         )
 
-    def _apply(self, kind: str, name: str, owners: _Owned) -> None:
+    def _apply(self, _: int, kind: str, name: str, owners: _Owned) -> None:
         if kind == "phase":
             self.phase = name
         elif kind == "module":

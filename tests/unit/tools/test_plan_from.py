@@ -15,6 +15,7 @@ from strangers_configs import REFUSED, SAMPLES, asked
 from launcher.config.arguments import parse_run_config
 from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import parse_options
+from launcher.tools.plan_from.assess import plan_of
 from launcher.tools.plan_from.editing import edited
 from launcher.tools.plan_from.engines import ENGINES
 from launcher.tools.plan_from.flags import gpus_of, training_flags
@@ -79,7 +80,7 @@ def test_gathers_are_planned_as_limited(folder: Path) -> None:
 def test_a_strangers_config_is_read(folder: Path, name: str) -> None:
     if name in REFUSED:
         with pytest.raises(UserError, match=rf"{name}: .*has no name here: give --hf-config"):
-            understood(folder / name, *asked(name))
+            plan_of([read_source(folder / name)], [*asked(name), "--gpu", "H100"])
         return
     reading, config = understood(folder / name, *asked(name))
     assert not [text for text in reading.left_out if "not known here" in text]
@@ -412,6 +413,12 @@ def test_an_edit_changes_its_keys_only(
     others = {key: value for key, value in source.flat.items() if key not in edit}
     assert {key: after.flat[key] for key in others} == others
     assert line is None or line in text.splitlines()
+
+
+def test_an_edit_of_json_that_has_another_suffix_is_json() -> None:
+    source = source_of(Path("zero.conf"), SAMPLES["zero2.json"])
+    edit = {"zero_optimization.offload_param.device": "cpu", "zero_optimization.stage": 3}
+    assert source_of(source.path, edited(source, edit)).flat == {**source.flat, **edit}
 
 
 def test_published_runs_of_these_trainers() -> None:
@@ -790,11 +797,9 @@ def test_flags_of_accelerate_launch_are_known() -> None:
     launch = pytest.importorskip("accelerate.commands.launch")
     flags = {action.dest for action in launch.launch_command_parser()._actions}
     kind = TRAINING_ARGUMENTS
-    rest = {
-        f for f in flags if f not in {**kind.keys, **kind.left_out} and not kind.has_no_effect(f)
-    }
+    rest = {f for f in flags if f not in kind.keys and not kind.has_no_effect(f)}
     others = ("fp8_", "megatron_lm_", "aws_", "training_script", "use_megatron_lm", "help")
-    alone = {"env", "tpu", "vm", "fsdp_min_num_params", "deepspeed_moe_layer_cls_names"}
+    alone = {"env", "tpu", "vm"}
     assert {flag for flag in rest if not flag.startswith(others)} <= alone
 
 

@@ -53,4 +53,4 @@ def test_fake_tensors_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
         return row.expand(2, -1)
 
     with FakeTensorMode():
-        assert follow.followed(repeated)(torch.zeros(1, 3)).shape == (2, 3)
+        assert follow.call_followed(repeated, torch.zeros(1, 3)).shape == (2, 3)

@@ -8,23 +8,17 @@ from launcher.tools.plan_from.keys import (
     Unknown,
     alike,
     is_on,
+    no_effect,
     text,
     when,
     whole,
     words,
 )
 from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS, adapter_targets
-from launcher.tools.plan_from.kinds.shared import (
-    ATTENTION,
-    FSDP_LEFT_OUT,
-    FSDP_NO_EFFECT,
-    FSDP_SECTION,
-    LAUNCHER_KEYS,
-    LAUNCHER_NO_EFFECT,
-    WEIGHTS,
-)
+from launcher.tools.plan_from.kinds.shared import ATTENTION, FSDP_SECTION, LAUNCHER_KEYS, WEIGHTS
 from launcher.tools.plan_from.kinds.transformers import (
     OPTIM,
+    TRAINER_NO_EFFECT,
     deepspeed_file,
     fsdp_words,
     lora_dropout,
@@ -36,10 +30,6 @@ _BF16: Final[Facts] = {"mixed": "bf16", "weights": "bf16"}
 def _bf16(value: Any) -> Facts:
     on = value == "auto" or is_on(value)
     return dict(_BF16) if on else {"mixed": None, "weights": None}
-
-
-def _fp16(value: Any) -> Facts:
-    return {"mixed": "fp16", "weights": "fp16"} if is_on(value) else {}
 
 
 def _checkpointing(value: Any) -> Facts:
@@ -66,18 +56,20 @@ AXOLOTL = Kind(
     name="Axolotl YAML",
     engine="axolotl",
     marks=(
-        *("base_model", "micro_batch_size", "sequence_len", "adapter", "num_epochs", "datasets"),
-        *("sample_packing", "load_in_4bit", "lora_target_linear", "val_set_size"),
+        "base_model micro_batch_size sequence_len adapter num_epochs datasets sample_packing "
+        "load_in_4bit lora_target_linear val_set_size"
     ),
     keys={
+        **LAUNCHER_KEYS,
+        **FSDP_SECTION,
+        **TRAINER_NO_EFFECT,  # which it gives to transformers' Trainer
         "base_model": text("model"),
         "sequence_len": whole("seq_len"),
         "micro_batch_size": whole("micro_batch"),
         "gradient_accumulation_steps": whole("accumulation"),
         "bf16": _bf16,
         "bfloat16": when(**_BF16),
-        "fp16": _fp16,
-        "float16": _fp16,
+        **dict.fromkeys(("fp16", "float16"), when(mixed="fp16", weights="fp16")),
         "fp8": when(mixed="fp8"),
         "tf32": when(tf32=True),
         "gradient_checkpointing": _checkpointing,
@@ -105,8 +97,6 @@ AXOLOTL = Kind(
         "torch_compile": when(compile=True),
         "deepspeed": deepspeed_file,
         "fsdp": fsdp_words,
-        "fsdp_version": when(strategy="fsdp"),
-        **FSDP_SECTION,
         "dp_replicate_size": whole("replicas"),
         # with what is left as replicas: utils/distributed.py
         "dp_shard_size": whole("shard ranks"),
@@ -114,9 +104,6 @@ AXOLOTL = Kind(
         "context_parallel_size": _context,
         "sequence_parallel_degree": _context,
         "world_size": whole("gpus"),
-        **LAUNCHER_KEYS,
-    },
-    left_out={
         **dict.fromkeys(
             ("rl", "reward_model", "process_reward_model", "ebft", "diffusion"), _OTHER
         ),
@@ -141,39 +128,34 @@ AXOLOTL = Kind(
         "embeddings_skip_upcast": "embeddings are planned as the other weights",
         "neftune_noise_alpha": "noise on embeddings is not planned",
         "deepcompile": "DeepSpeed's compiler is not planned",
-        **FSDP_LEFT_OUT,
+        **no_effect(
+            """
+            datasets test_datasets num_epochs sample_packing* multipack_* saves_per_epoch
+            val_set_size wandb_* evals_per_epoch special_tokens* lora_model_dir chat_template*
+            model_type tokenizer_* gradient_checkpointing_kwargs* strict pad_to_sequence_len
+            pad_to_multiple_of liger_* eot_tokens skip_prepare_dataset processor_* lora_mlp_kernel
+            lora_qkv_kernel lora_o_kernel lora_embedding_kernel loss_watchdog_* use_kernels
+            torchdistx_path gptq_* ddp ddp_* push_dataset_to_hub max_packed_sequence_len
+            train_on_inputs trl experimental_* experts_implementation lora_fan_in_fan_out
+            early_stopping_patience resize_token_embeddings_to_32x pretraining_dataset*
+            fused_attn_kernel flex_attn_* shuffle_* cosine_* eta_min use_swanlab swanlab_*
+            flash_attn_* bnb_config_kwargs* use_tensorboard streaming* reinit_weights
+            hf_use_auth_token device_map device accelerator_config* use_wandb use_ray ray_*
+            use_otel_metrics otel_* torch_compile_* use_mlflow mlflow_* use_comet comet_* gradio_*
+            peft* eaft_* use_eaft curriculum_sampling default_system_message min_sample_len
+            excess_length_strategy is_*_derived_model base_model_config base_model_ignore_patterns
+            cls_model_config revision_of_model tokens* added_tokens_overrides auto_resume_* gc_steps
+            generate_samples num_generation_samples generation_* heads_k_stride ring_attn_func
+            bench_dataset do_bench_eval do_causal_lm_eval total_num_tokens use_scattermoe
+            use_sonicmoe llama4_linearized_experts vllm.* gemma4_* use_*_kernels jagged_* lisa_*
+            fp8_* secrets overrides_of_model_config* model_config.* float32 batch_flattening
+            fix_untrained_tokens dynamic_checkpoint* embedding_lr* loraplus_* profiler_*
+            scaling_softmax* use_trackio lora_on_cpu merge_lora tiled_mlp_*
+            chunked_cross_entropy_num_chunks relora_* gpu_memory_limit max_memory role_boundaries
+            mean_resizing_embeddings dpo_* kto_* orpo_* cpo_* simpo_* batch_size full_finetune
+            """
+        ),
     },
-    no_effect=(
-        "output_dir learning_rate lr_* datasets test_datasets dataset_* logging_steps num_epochs "
-        "max_steps sample_packing* multipack_* warmup_* saves_per_epoch val_set_size weight_decay "
-        "wandb_* evals_per_epoch lora_alpha special_tokens* resume_from_checkpoint "
-        "lora_model_dir chat_template* model_type tokenizer_* gradient_checkpointing_kwargs* "
-        "eval_* strict pad_to_sequence_len pad_to_multiple_of trust_remote_code liger_* "
-        "remove_unused_columns eot_tokens skip_prepare_dataset processor_* lora_mlp_kernel "
-        "lora_qkv_kernel lora_o_kernel lora_embedding_kernel save_* loss_watchdog_* use_kernels "
-        "seed torchdistx_path gptq_* ddp ddp_* push_dataset_to_hub max_packed_sequence_len adam_* "
-        "train_on_inputs max_grad_norm group_by_length trackio_* trl experimental_* "
-        "experts_implementation lora_fan_in_fan_out early_stopping_patience "
-        "resize_token_embeddings_to_32x pretraining_dataset* fused_attn_kernel flex_attn_* "
-        "eval_batch_size shuffle_* debug cosine_* eta_min use_swanlab swanlab_* flash_attn_* "
-        "bnb_config_kwargs* use_tensorboard streaming* reinit_weights "
-        "low_cpu_mem_usage local_rank hf_use_auth_token device_map device accelerator_config* "
-        "use_wandb use_ray ray_* use_otel_metrics otel_* torch_compile_* use_mlflow mlflow_* "
-        "use_comet comet_* gradio_* peft_use_rslora peft* evaluation_strategy eaft_* use_eaft "
-        "curriculum_sampling hub_* default_system_message min_sample_len excess_length_strategy "
-        "dataloader_* is_*_derived_model base_model_config base_model_ignore_patterns "
-        "cls_model_config revision_of_model tokens* added_tokens_overrides auto_resume_* gc_steps "
-        "metric_for_best_model greater_is_better load_best_model_at_end include_tokens_per_second "
-        "generate_samples num_generation_samples generation_* heads_k_stride "
-        "ring_attn_func bench_dataset do_bench_eval do_causal_lm_eval total_num_tokens "
-        "use_scattermoe use_sonicmoe llama4_linearized_experts vllm.* gemma4_* use_*_kernels "
-        "jagged_* lisa_* fp8_* secrets overrides_of_model_config* model_config.* float32 "
-        "batch_flattening fix_untrained_tokens dynamic_checkpoint* embedding_lr* loraplus_* "
-        "include_tkps profiler_* scaling_softmax* use_trackio lora_on_cpu merge_lora tiled_mlp_* "
-        "torch_empty_cache_steps chunked_cross_entropy_num_chunks relora_* gpu_memory_limit "
-        "max_memory role_boundaries mean_resizing_embeddings dpo_* kto_* orpo_* cpo_* simpo_* "
-        f"batch_size full_finetune {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
-    ),
     defaults={
         "micro_batch": 1,
         "accumulation": 1,

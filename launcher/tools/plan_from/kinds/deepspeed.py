@@ -1,26 +1,17 @@
 """DeepSpeed's JSON."""
 
 from launcher.tools.plan_from.keys import Kind
-from launcher.tools.plan_from.kinds.shared import (
-    DEEPSPEED_KEYS,
-    DEEPSPEED_LEFT_OUT,
-    DEEPSPEED_NO_EFFECT,
-)
+from launcher.tools.plan_from.kinds.shared import DEEPSPEED_KEYS
 
 _OFFLOAD = {"zero_optimization.offload_optimizer.device": "cpu"}
 DEEPSPEED = Kind(
     name="DeepSpeed JSON",
     engine="deepspeed",
     marks=(
-        "zero_optimization.stage",
-        "train_micro_batch_size_per_gpu",
-        "train_batch_size",
-        "bf16.enabled",
-        "fp16.enabled",
+        "zero_optimization.stage train_micro_batch_size_per_gpu train_batch_size bf16.enabled "
+        "fp16.enabled"
     ),
     keys=DEEPSPEED_KEYS,
-    left_out=DEEPSPEED_LEFT_OUT,
-    no_effect=DEEPSPEED_NO_EFFECT,
     micro_batch="train_micro_batch_size_per_gpu",
     accumulation="gradient_accumulation_steps",
     changes=(

@@ -2,7 +2,19 @@
 
 from typing import Any
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, number_of, text, whole, words
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Kind,
+    Unknown,
+    alike,
+    is_on,
+    no_effect,
+    number_of,
+    switch,
+    text,
+    whole,
+    words,
+)
 from launcher.tools.plan_from.kinds.transformers import lora_dropout
 
 
@@ -14,10 +26,6 @@ def _model(value: Any) -> Facts:
 def _devices(value: Any) -> Facts:
     number = number_of(value) or 0  # -1: all that are there
     return {"per_machine": int(number)} if number > 0 else {}
-
-
-def _target(name: str) -> Any:
-    return lambda value: {f"target {name}": is_on(value)}
 
 
 def _quantized(value: Any) -> Facts:
@@ -35,9 +43,9 @@ LITGPT = Kind(
     name="LitGPT YAML",
     engine="litgpt",
     marks=(
-        *("train.micro_batch_size", "train.global_batch_size", "checkpoint_dir", "train.max_norm"),
-        *("train.max_seq_length", "eval.interval", "precision", "train.lr_warmup_steps"),
-        *("lora_query", "out_dir", "model_name", "train.save_interval"),
+        "train.micro_batch_size train.global_batch_size checkpoint_dir train.max_norm "
+        "train.max_seq_length eval.interval precision train.lr_warmup_steps lora_query out_dir "
+        "model_name train.save_interval"
     ),
     keys={
         "checkpoint_dir": lambda value: _model(value) | {"fine-tunes": True},
@@ -62,29 +70,28 @@ LITGPT = Kind(
         "model.block_size": whole("block_size"),
         "lora_r": whole("lora_rank"),
         "lora_dropout": lora_dropout,
-        "lora_query": _target("q"),
-        "lora_key": _target("k"),
-        "lora_value": _target("v"),
-        "lora_projection": _target("proj"),
-        "lora_mlp": _target("mlp"),
+        "lora_query": switch("target q"),
+        "lora_key": switch("target k"),
+        "lora_value": switch("target v"),
+        "lora_projection": switch("target proj"),
+        "lora_mlp": switch("target mlp"),
         "optimizer": words(
-            {"AdamW": {"optimizer": "adamw"}, "GaLoreAdamW": {"optimizer": "adamw"}},
-            otherwise="is planned as AdamW",
+            alike("AdamW GaLoreAdamW", optimizer="adamw"), otherwise="is planned as AdamW"
         ),
         "optimizer.class_path": words(
             {"AdamW": {"optimizer": "adamw"}, "SGD": {"optimizer": "sgd", "momentum": 0.0}},
             otherwise="is planned as AdamW",
         ),
-    },
-    left_out={
         "lora_head": "adapters of the head are not planned",
         "model_config": "the named model is planned",
         "optimizer.init_args.rank": "GaLore's projections are planned as AdamW",
+        **no_effect(
+            """
+            out_dir seed data train.* eval.* logger_name resume tokenizer_dir access_token
+            optimizer.init_args.* lora_alpha generate_* log.* model.* wandb_*
+            """
+        ),
     },
-    no_effect=(
-        "out_dir seed data data.* train.* eval.* logger_name resume tokenizer_dir access_token "
-        "optimizer.init_args.* lora_alpha generate_* log.* model.* wandb_*"
-    ),
     defaults={
         "micro_batch": 1,
         "mixed": "bf16",

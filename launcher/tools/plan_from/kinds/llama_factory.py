@@ -2,19 +2,10 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, is_on, when, whole, words
+from launcher.tools.plan_from.keys import Facts, Kind, Unknown, no_effect, when, whole, words
 from launcher.tools.plan_from.kinds.adapters import adapter_targets
 from launcher.tools.plan_from.kinds.shared import ATTENTION
-from launcher.tools.plan_from.kinds.transformers import (
-    TRAINER_KEYS,
-    TRAINER_LEFT_OUT,
-    TRAINER_NO_EFFECT,
-    bits,
-)
-
-
-def _bf16(value: Any) -> Facts:
-    return {"mixed": "bf16", "base": "bf16"} if is_on(value) else {}
+from launcher.tools.plan_from.kinds.transformers import TRAINER_KEYS, bits
 
 
 def _finetuning(value: Any) -> Facts:
@@ -32,11 +23,11 @@ LLAMA_FACTORY = Kind(
     name="LLaMA-Factory YAML",
     engine="llama-factory",
     marks=(
-        *("stage", "finetuning_type", "cutoff_len", "template", "lora_target", "plot_loss"),
-        *("overwrite_cache", "model_name_or_path", "dataset_dir", "quantization_bit"),
+        "stage finetuning_type cutoff_len template lora_target plot_loss overwrite_cache "
+        "model_name_or_path dataset_dir quantization_bit"
     ),
     keys={
-        **{name: reader for name, reader in TRAINER_KEYS.items() if name != "max_length"},
+        **TRAINER_KEYS,
         "cutoff_len": whole("seq_len"),
         "finetuning_type": _finetuning,
         "stage": words(
@@ -49,16 +40,13 @@ LLAMA_FACTORY = Kind(
         "quantization_bit": bits,
         "pure_bf16": when(mixed="bf16", base="bf16", weights="bf16"),
         # the frozen base is loaded in bf16, what is trained stays in fp32 (model/adapter.py)
-        "bf16": _bf16,
+        "bf16": when(mixed="bf16", base="bf16"),
         "flash_attn": ATTENTION,
         "enable_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
         "disable_gradient_checkpointing": when(activation_checkpointing="none"),
         "use_apollo": when(optimizer="apollo"),
         "use_muon": when(optimizer="muon"),
         "fp8": when(mixed="fp8"),
-    },
-    left_out={
-        **TRAINER_LEFT_OUT,
         **dict.fromkeys(("use_galore", "use_badam", "use_adam_mini"), "AdamW is planned"),
         **dict.fromkeys(
             (
@@ -81,26 +69,27 @@ LLAMA_FACTORY = Kind(
         "use_hyper_parallel": "HyperParallel's sharding is not planned",
         "upcast_lmhead_output": "logits are planned in fp32 anyway",
         "adapter_name_or_path": "adapters are planned by lora_rank",
+        **no_effect(
+            """
+            template dataset media_dir train_on_prompt mask_history buffer_size mix_strategy
+            interleave_probs preprocessing_batch_size max_samples ignore_pad_token_for_loss val_size
+            packing neat_packing tool_format default_system enable_thinking preserve_thinking
+            tokenized_path data_shared_file_system plot_loss compute_accuracy disable_shuffling
+            early_stopping_steps adapter_folder split_special_tokens resize_vocab add_*tokens
+            new_special_tokens_config init_special_tokens hf_hub_token ms_hub_token om_hub_token
+            print_param_status infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype
+            loraplus_* pissa_* create_new_adapter pref_* kto_* dpo_* simpo_gamma ppo_* ld_alpha
+            galore_* apollo_* badam_* use_swanlab swanlab_* double_quantization quantization_type
+            quantization_method quantization_device_map image_* video_* audio_* crop_to_patches
+            use_audio_in_video export_* vllm_* sglang_* kt_* ray_* resource_* placement_strategy
+            use_reentrant_gc use_dft_loss use_eaft_loss *ft_alpha moe_aux_loss_coef rope_scaling
+            upcast_layernorm train_from_scratch predict_with_generate oft_* module_dropout
+            temperature top_p top_k max_new_tokens max_length fp8_* profiler_* num_beams do_sample
+            repetition_penalty length_penalty skip_special_tokens freeze_extra_modules
+            reward_model_* ref_model_*
+            """
+        ),
     },
-    no_effect=(
-        f"{TRAINER_NO_EFFECT} template dataset eval_dataset media_dir train_on_prompt "
-        "mask_history buffer_size mix_strategy interleave_probs preprocessing_batch_size "
-        "max_samples eval_num_beams ignore_pad_token_for_loss val_size packing neat_packing "
-        "tool_format default_system enable_thinking preserve_thinking tokenized_path "
-        "data_shared_file_system plot_loss compute_accuracy disable_shuffling early_stopping_steps "
-        "adapter_folder split_special_tokens resize_vocab add_*tokens new_special_tokens_config "
-        "init_special_tokens hf_hub_token ms_hub_token om_hub_token print_param_status "
-        "infer_backend offload_folder use_kv_cache use_v1_kernels infer_dtype "
-        "loraplus_* pissa_* create_new_adapter pref_* kto_* dpo_* simpo_gamma ppo_* "
-        "ld_alpha galore_* apollo_* badam_* use_swanlab swanlab_* double_quantization "
-        "quantization_type quantization_method quantization_device_map image_* video_* audio_* "
-        "crop_to_patches use_audio_in_video export_* vllm_* sglang_* kt_* ray_* resource_* "
-        "placement_strategy use_reentrant_gc use_dft_loss use_eaft_loss *ft_alpha "
-        "moe_aux_loss_coef rope_scaling upcast_layernorm train_from_scratch dataset_dir "
-        "predict_with_generate oft_* module_dropout use_fast_tokenizer temperature top_p top_k "
-        "max_new_tokens max_length fp8_* profiler_* num_beams do_sample repetition_penalty "
-        "length_penalty skip_special_tokens freeze_extra_modules reward_model_* ref_model_*"
-    ),
     defaults={
         "micro_batch": 8,
         "accumulation": 1,

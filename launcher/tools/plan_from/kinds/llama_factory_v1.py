@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from launcher.tools.plan_from.keys import Facts, Kind, is_on, text, when, whole, words
+from launcher.tools.plan_from.keys import Facts, Kind, no_effect, switch, text, when, whole, words
 from launcher.tools.plan_from.kinds.adapters import adapter_targets
 from launcher.tools.plan_from.kinds.shared import ATTENTION, LAUNCHER_KEYS
-from launcher.tools.plan_from.kinds.transformers import bits, deepspeed_file, lora_dropout
-
-
-def _checkpointing(value: Any) -> Facts:
-    return {"activation_checkpointing": "full" if is_on(value) else "none"}
+from launcher.tools.plan_from.kinds.transformers import (
+    TRAINER_NO_EFFECT,
+    bits,
+    deepspeed_file,
+    lora_dropout,
+)
 
 
 def _kernels(value: Any) -> Facts:
@@ -21,20 +22,21 @@ LLAMA_FACTORY_V1 = Kind(
     name="LLaMA-Factory v1 YAML",
     engine="llama-factory-v1",
     marks=(
-        *("model_class", "train_dataset", "sample_backend", "cutoff_len", "micro_batch_size"),
-        *("dist_config.name", "kernel_config.name", "peft_config.name", "quant_config.name"),
-        *("optim_config.name", "init_config.name", "batching_strategy"),
+        "model_class train_dataset sample_backend cutoff_len micro_batch_size dist_config.name "
+        "kernel_config.name peft_config.name quant_config.name optim_config.name init_config.name "
+        "batching_strategy"
     ),
     keys={
         **LAUNCHER_KEYS,
+        **TRAINER_NO_EFFECT,
         "model": text("model"),
         "model_class": words({"llm": {}}, otherwise="the loss of the next token is planned"),
         "flash_attn": ATTENTION,
         "micro_batch_size": whole("micro_batch"),
         "global_batch_size": whole("global_batch"),
         "cutoff_len": whole("seq_len"),
-        "bf16": lambda value: {"mixed": "bf16" if is_on(value) else None},
-        "enable_activation_checkpointing": _checkpointing,
+        "bf16": switch("mixed", "bf16", None),
+        "enable_activation_checkpointing": switch("activation_checkpointing", "full", "none"),
         "cp_size": whole("context_parallel"),
         "mp_replicate_size": whole("replicas"),
         "dist_config.name": words(
@@ -46,7 +48,7 @@ LLAMA_FACTORY_V1 = Kind(
             strategy="fsdp",
         ),
         "dist_config.config_file": deepspeed_file,
-        "dist_config.reshard_after_forward": lambda v: {"reshard_after_forward": is_on(v)},
+        "dist_config.reshard_after_forward": switch("reshard_after_forward"),
         "dist_config.offload_params": when(offload_optimizer="cpu", offload_param="cpu"),
         "optim_config.name": words({"muon": {"optimizer": "muon"}}),
         "kernel_config.name": _kernels,
@@ -58,20 +60,18 @@ LLAMA_FACTORY_V1 = Kind(
         "peft_config.target_modules": adapter_targets,
         "quant_config.name": lambda value: {"quantize_base": "nf4"} if value == "bnb" else {},
         "quant_config.quantization_bit": bits,
-    },
-    left_out={
         "peft_config.use_dora": "magnitudes of DoRA are not planned",
         "peft_config.modules_to_save": "whole modules beside adapters are not planned",
         "dist_config.ep_size": "experts are planned on every rank",
+        **no_effect(
+            """
+            train_dataset batching_* dist_timeout dp_size mp_shard_size cp_mode pref_*
+            sample_backend max_new_tokens custom_chat_template init_config optim_config
+            kernel_config peft_config quant_config dist_config.dcp_path dist_config.pin_memory
+            dist_config.ep_dispatcher
+            """
+        ),
     },
-    no_effect=(
-        "train_dataset eval_dataset output_dir learning_rate num_train_epochs max_steps seed "
-        "max_grad_norm batching_* dist_timeout dp_size mp_shard_size cp_mode lr_scheduler_config "
-        "full_determinism resume_from_checkpoint save_* logging_steps pref_* sample_backend "
-        "max_new_tokens trust_remote_code custom_chat_template init_config optim_config "
-        "kernel_config peft_config quant_config dist_config.dcp_path dist_config.pin_memory "
-        "dist_config.ep_dispatcher"
-    ),
     defaults={
         "micro_batch": 1,
         "seq_len": 2048,

@@ -2,22 +2,25 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from launcher.tools.plan_from.keys import (
     Facts,
+    Keys,
     Reader,
     Unknown,
     alike,
     is_on,
+    no_effect,
     number_of,
     text,
+    under,
+    verbatim,
     when,
     whole,
     words,
 )
 
-Value = TypeVar("Value")
 _FULL: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": True}
 _GRAD_OP: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": False}
 # torch's ShardingStrategy, by name or number: Accelerate takes both
@@ -37,7 +40,7 @@ def reshards(value: Any) -> Facts:
     return _FULL if is_on(value) else _GRAD_OP
 
 
-_FSDP_READERS: Final[Mapping[str, Reader]] = {
+_FSDP: Final[Keys] = {
     "version": lambda value: {"strategy": "fsdp", "fsdp_version": int(number_of(value) or 2)},
     "sharding_strategy": words(SHARDING_WORDS, otherwise="is planned as full shard"),
     "reshard_after_forward": reshards,
@@ -45,36 +48,26 @@ _FSDP_READERS: Final[Mapping[str, Reader]] = {
     "cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "activation_checkpointing": when(activation_checkpointing="full"),
     "activation_checkpointing_offload": when(activation_checkpointing="offload"),
-}
-_FSDP_REASONS: Final[Mapping[str, str]] = {
     "mixed_precision_policy": "the usual policy is planned: bf16 to compute, fp32 shards",
     "min_num_params": "each block is planned as a group",
+    **no_effect(
+        """
+        auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy
+        forward_prefetch use_orig_params sync_module_states cpu_ram_efficient_loading
+        state_dict_type final_state_dict_type limit_all_gathers cpu_offload_pin_memory xla
+        xla_fsdp_v2 xla_fsdp_grad_ckpt
+        """
+    ),
 }
-_FSDP_WITHOUT: Final = (
-    "auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch backward_prefetch_policy "
-    "forward_prefetch use_orig_params sync_module_states cpu_ram_efficient_loading "
-    "state_dict_type final_state_dict_type limit_all_gathers cpu_offload_pin_memory xla "
-    "xla_fsdp_v2 xla_fsdp_grad_ckpt"
-)
-
-
-def _in_section(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return keys of Accelerate's section, with its prefix `fsdp_` and without."""
-    return {
-        f"fsdp_config.{prefix}{name}": value
-        for name, value in values.items()
-        for prefix in ("", "fsdp_")
-    }
-
-
-FSDP_SECTION: Final = {**_in_section(_FSDP_READERS), "fsdp_config.fsdp": when(strategy="fsdp")}
-FSDP_LEFT_OUT: Final = _in_section(_FSDP_REASONS)
-FSDP_NO_EFFECT: Final = " ".join(_in_section(dict.fromkeys(_FSDP_WITHOUT.split())))
+FSDP_SECTION: Final[Keys] = {
+    **under("fsdp_config. fsdp_config.fsdp_", _FSDP),  # Accelerate takes both
+    "fsdp_config.fsdp": when(strategy="fsdp"),
+}
 
 
 def device(fact: str) -> Reader:
     """Read where something is offloaded to."""
-    return words({"none": {}, "cpu": {fact: "cpu"}, "nvme": {fact: "nvme"}})
+    return words({"none": {}, **verbatim("cpu nvme", fact)})
 
 
 def stage(value: Any) -> Facts:
@@ -102,26 +95,45 @@ _BUCKETS: Final = (
     "reduce_bucket_size allgather_bucket_size stage3_prefetch_bucket_size "
     "stage3_param_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance"
 )
-_Z: Final = "zero_optimization."
-DEEPSPEED_KEYS: Final[Mapping[str, Reader]] = {
+_ZERO: Final[Keys] = {
+    "stage": stage,
+    "offload_optimizer.device": device("offload_optimizer"),
+    "offload_param.device": device("offload_param"),
+    "offload_optimizer.nvme_path": text("nvme_path"),
+    "offload_param.nvme_path": text("nvme_path"),
+    "cpu_offload": when(offload_optimizer="cpu"),
+    "overlap_comm": lambda value: {} if value is None else {"overlap_comm": is_on(value)},
+    **{name: _bucket(name) for name in _BUCKETS.split()},
+    **{name.removeprefix("stage3_"): _bucket(name) for name in _BUCKETS.split()},
+    "offload_optimizer.ratio": "the whole optimizer is planned as offloaded",
+    **dict.fromkeys(
+        (
+            *("zero_hpz_partition_size", "mics_shard_size", "zenflow"),
+            *("zero_quantized_weights", "zero_quantized_gradients"),
+        ),
+        "is no part of the planned ZeRO",
+    ),
+    **no_effect(
+        """
+        contiguous_gradients reduce_scatter allgather_partitions sub_group_size
+        stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save
+        round_robin_gradients ignore_unused_parameters load_from_fp32_weights elastic_checkpoint
+        offload_optimizer.pin_memory offload_param.pin_memory offload_*.buffer_* offload_*.fast_init
+        offload_*.pipeline* offload_*.max_in_cpu memory_efficient_linear cpu_offload_use_pin_memory
+        legacy_stage1 log_trace_cache_warnings use_all_reduce_for_fetch_params
+        gather_16bit_weights_on_model_save module_granularity_*
+        """
+    ),
+}
+DEEPSPEED_KEYS: Final[Keys] = {
+    **under("zero_optimization.", _ZERO),
     "train_micro_batch_size_per_gpu": whole("micro_batch"),
     "gradient_accumulation_steps": whole("accumulation"),
     "train_batch_size": whole("global_batch"),
     "bf16.enabled": _precision("bf16"),
     "bfloat16.enabled": _precision("bf16"),
     "fp16.enabled": _precision("fp16"),
-    "data_types.grad_accum_dtype": words(
-        {"fp32": {"grad_accum_dtype": "fp32"}, "bf16": {"grad_accum_dtype": "bf16"}}
-    ),
-    f"{_Z}stage": stage,
-    f"{_Z}offload_optimizer.device": device("offload_optimizer"),
-    f"{_Z}offload_param.device": device("offload_param"),
-    f"{_Z}offload_optimizer.nvme_path": text("nvme_path"),
-    f"{_Z}offload_param.nvme_path": text("nvme_path"),
-    f"{_Z}cpu_offload": when(offload_optimizer="cpu"),
-    f"{_Z}overlap_comm": lambda value: {} if value is None else {"overlap_comm": is_on(value)},
-    **{_Z + name: _bucket(name) for name in _BUCKETS.split()},
-    **{_Z + name.removeprefix("stage3_"): _bucket(name) for name in _BUCKETS.split()},
+    "data_types.grad_accum_dtype": words(verbatim("fp32 bf16", "grad_accum_dtype")),
     "optimizer.type": words(
         {
             **alike("adam adamw fusedadam cpuadam", optimizer="adamw"),
@@ -129,26 +141,13 @@ DEEPSPEED_KEYS: Final[Mapping[str, Reader]] = {
         },
         otherwise="is planned as AdamW",
     ),
-    "tensor_parallel.autotp_size": lambda v: (
-        {} if number_of(v) == 0 else whole("tensor_parallel")(v)
-    ),
+    "tensor_parallel.autotp_size": whole("tensor_parallel", unset=0),
     "sequence_parallel_size": whole("context_parallel"),
-}
-_NOT_IN_ZERO: Final = "is no part of the planned ZeRO"
-DEEPSPEED_LEFT_OUT: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        (
-            *(f"{_Z}{name}" for name in ("zero_hpz_partition_size", "mics_shard_size", "zenflow")),
-            *(f"{_Z}zero_quantized_{name}" for name in ("weights", "gradients")),
-        ),
-        _NOT_IN_ZERO,
-    ),
     "activation_checkpointing": "Megatron's own calls it; give --activation-checkpointing full",
     "pipeline": "pipelines are not planned",
     "compression_training": "compression is not planned",
     "curriculum_learning": "the longest sequences are planned",
     "data_efficiency": "the longest sequences are planned",
-    f"{_Z}offload_optimizer.ratio": "the whole optimizer is planned as offloaded",
     "torch_autocast": "give --precision",
     "bf16.bf16_master_weights_and_grads": "master weights are planned in fp32",
     "fp16.fp16_master_weights_and_grads": "master weights are planned in fp32",
@@ -156,25 +155,17 @@ DEEPSPEED_LEFT_OUT: Final[Mapping[str, str]] = {
     "amp.enabled": "apex is not planned",
     "elasticity.enabled": "the batch given is planned",
     "autotuning.enabled": "the batch given is planned",
+    **no_effect(
+        """
+        gradient_clipping steps_per_print wall_clock_breakdown memory_breakdown scheduler
+        optimizer.params.* optimizer.legacy_fusion zero_allow_untested_optimizer
+        zero_force_ds_cpu_optimizer fp16.* bf16.* bfloat16.* aio flops_profiler comms_logger
+        comms_config tensorboard wandb csv_monitor monitor_config dump_state prescale_gradients
+        gradient_predivide_factor sparse_gradients communication_data_type checkpoint elasticity
+        autotuning compile.backend dataloader_drop_last log_level amp seed
+        """
+    ),
 }
-_ZERO_NO_EFFECT: Final = (
-    "contiguous_gradients reduce_scatter allgather_partitions sub_group_size "
-    "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
-    "round_robin_gradients ignore_unused_parameters load_from_fp32_weights elastic_checkpoint "
-    "offload_optimizer.pin_memory offload_param.pin_memory offload_*.buffer_* "
-    "offload_*.fast_init offload_*.pipeline* offload_*.max_in_cpu memory_efficient_linear "
-    "cpu_offload_use_pin_memory legacy_stage1 log_trace_cache_warnings "
-    "use_all_reduce_for_fetch_params gather_16bit_weights_on_model_save module_granularity_*"
-)
-DEEPSPEED_NO_EFFECT: Final = (
-    "gradient_clipping steps_per_print wall_clock_breakdown memory_breakdown scheduler "
-    "optimizer.params.* optimizer.legacy_fusion zero_allow_untested_optimizer "
-    "zero_force_ds_cpu_optimizer fp16.* bf16.* bfloat16.* aio flops_profiler comms_logger "
-    "comms_config tensorboard wandb csv_monitor monitor_config dump_state prescale_gradients "
-    "gradient_predivide_factor sparse_gradients communication_data_type checkpoint elasticity "
-    "autotuning compile.backend dataloader_drop_last log_level amp seed "
-    + " ".join(f"zero_optimization.{name}" for name in _ZERO_NO_EFFECT.split())
-)
 
 
 def _torchrun(fact: str) -> Reader:
@@ -209,7 +200,30 @@ def ring(value: Any) -> Facts:
     return facts | {"context_parallel_method": "ring"} if several else facts
 
 
-LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
+_PARALLELISM: Final[Keys] = {
+    "dp_replicate_size": whole("replicas"),
+    "tp_size": whole("tensor_parallel"),
+    "cp_size": ring,
+    "sp_size": whole("context_parallel"),
+    **no_effect("?p_*"),
+}
+PARALLELISM_SECTION: Final = under("parallelism_config.parallelism_config_", _PARALLELISM)
+DEEPSPEED_PLUGIN: Final[Keys] = {  # of Accelerate, beside DeepSpeed's own keys
+    "zero_stage": stage,
+    "offload_optimizer_device": device("offload_optimizer"),
+    "offload_param_device": device("offload_param"),
+    "offload_optimizer_nvme_path": text("nvme_path"),
+    "offload_param_nvme_path": text("nvme_path"),
+    "deepspeed_config_file": text("companion deepspeed"),
+    "deepspeed_moe_layer_cls_names": "experts are planned by the model",
+    **no_effect(
+        """
+        zero3_init_flag zero3_save_16bit_model deepspeed_hostfile deepspeed_multinode_launcher
+        deepspeed_*clusion_filter gradient_clipping
+        """
+    ),
+}
+LAUNCHER_KEYS: Final[Keys] = {
     "include": _included,
     "nproc_per_node": _torchrun("per_machine"),
     "nproc": _torchrun("per_machine"),
@@ -218,36 +232,27 @@ LAUNCHER_KEYS: Final[Mapping[str, Reader]] = {
     "num_machines": whole("machines"),
     "num_gpus": whole("per_machine"),  # of each node: deepspeed/launcher/runner.py
     "num_nodes": whole("machines"),
-    "mixed_precision": words(
-        {"bf16": {"mixed": "bf16"}, "fp16": {"mixed": "fp16"}, "fp8": {"mixed": "fp8"}, "no": {}}
-    ),
+    "mixed_precision": words({"no": {}, **verbatim("bf16 fp16 fp8", "mixed")}),
     "use_fsdp": when(strategy="fsdp", engine="fsdp"),
     "use_deepspeed": when(engine="deepspeed"),
-    **{f"fsdp_{name}": reader for name, reader in _FSDP_READERS.items()},
-    "offload_optimizer_device": device("offload_optimizer"),
-    "offload_param_device": device("offload_param"),
-    **dict.fromkeys(("zero_stage", "deepspeed_stage"), stage),
+    **under("fsdp_", _FSDP),
+    **DEEPSPEED_PLUGIN,
+    "deepspeed_stage": stage,
     "config_file": text("companion config_file"),
-    "deepspeed_config_file": text("companion deepspeed"),
-    "offload_optimizer_nvme_path": text("nvme_path"),
-    "offload_param_nvme_path": text("nvme_path"),
     "multi_gpu": when(),
     "cpu": when(cpu=True),
     "dynamo_backend": COMPILED,
-    "parallelism_config_dp_replicate_size": whole("replicas"),
-    "parallelism_config_tp_size": whole("tensor_parallel"),
-    "parallelism_config_cp_size": ring,
-    "parallelism_config_sp_size": whole("context_parallel"),
+    **under("parallelism_config_", _PARALLELISM),
+    **no_effect(
+        """
+        rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port
+        machine_rank max_restarts monitor_interval module dynamo_* use_parallelism_config
+        local_ranks_filter tee log_dir role hostfile exclude gpu_ids downcast_bf16
+        num_cpu_threads_per_process quiet main_training_function same_network enable_cpu_affinity
+        mpirun_* tpu_* no_python
+        """
+    ),
 }
-LAUNCHER_NO_EFFECT: Final = " ".join(f"fsdp_{name}" for name in _FSDP_WITHOUT.split()) + (
-    " rdzv_* master_addr master_port standalone node_rank main_process_ip main_process_port "
-    "machine_rank max_restarts monitor_interval module dynamo_* use_parallelism_config "
-    "parallelism_config_dp_shard_size parallelism_config_?p_* local_ranks_filter tee "
-    "log_dir role hostfile exclude gpu_ids downcast_bf16 num_cpu_threads_per_process quiet "
-    "main_training_function same_network enable_cpu_affinity zero3_init_flag "
-    "zero3_save_16bit_model deepspeed_hostfile deepspeed_multinode_launcher "
-    "deepspeed_*clusion_filter gradient_clipping mpirun_* tpu_* no_python"
-)
 ATTENTION: Final = words(
     {
         **alike("sdpa math", attention="sdpa"),

@@ -1,22 +1,23 @@
 """torchtitan: the TOML files of its versions until February 2026, and the flags of later ones."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import (
     Facts,
+    Keys,
     Kind,
-    Reader,
     Unknown,
     alike,
     is_on,
+    no_effect,
     number_of,
     text,
+    verbatim,
     when,
     whole,
     words,
 )
-from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, LAUNCHER_NO_EFFECT, ring
+from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, ring
 
 
 def _selective(value: Any) -> Facts:
@@ -47,10 +48,6 @@ def _pipeline(value: Any) -> Facts:
     return {}
 
 
-def _unless_minus_1(fact: str) -> Reader:
-    return lambda value: {} if number_of(value) == -1 else whole(fact)(value)
-
-
 def _converters(value: Any) -> Facts:
     names = value if isinstance(value, list) else [value]
     if not [name for name in names if is_on(name)]:
@@ -61,14 +58,15 @@ def _converters(value: Any) -> Facts:
 
 
 _DTYPE: Final = words({"bfloat16": {"mixed": "bf16"}, "float32": {"mixed": None}})
-_KEYS: Final[Mapping[str, Reader]] = {
+_KEYS: Final[Keys] = {
+    **LAUNCHER_KEYS,
     "model.name": text("family"),
     "model.flavor": text("flavor"),
     "model.converters": _converters,
     "training.local_batch_size": whole("micro_batch"),
     # Until 2025, with a torch whose RMSNorm was composed and a loss that held whole logits.
     "training.batch_size": lambda value: whole("micro_batch")(value) | {"norm_bytes": 8},
-    "training.global_batch_size": _unless_minus_1("global_batch"),
+    "training.global_batch_size": whole("global_batch", unset=-1),
     "training.seq_len": whole("seq_len"),
     "training.enable_cpu_offload": when(offload_optimizer="cpu", offload_param="cpu"),
     "training.dtype": words({"bfloat16": {"weights": "bf16"}, "float32": {}}),
@@ -80,11 +78,7 @@ _KEYS: Final[Mapping[str, Reader]] = {
         {"float32": {}}, otherwise="gradients are planned as reduced in fp32"
     ),
     "activation_checkpoint.mode": words(
-        {
-            "none": {"activation_checkpointing": "none"},
-            "full": {"activation_checkpointing": "full"},
-            "selective": {"activation_checkpointing": "selective"},
-        },
+        verbatim("none full selective", "activation_checkpointing"),
         otherwise="is planned as selective",
     ),
     "activation_checkpoint.selective_ac_option": _selective,
@@ -103,9 +97,8 @@ _KEYS: Final[Mapping[str, Reader]] = {
     "training.data_parallel_shard_degree": _shard_degree,
     "parallelism.tensor_parallel_degree": whole("tensor_parallel"),
     "training.tensor_parallel_degree": whole("tensor_parallel"),
-    **dict.fromkeys(
-        ("parallelism.context_parallel_degree", "experimental.context_parallel_degree"), ring
-    ),
+    "parallelism.context_parallel_degree": ring,
+    "experimental.context_parallel_degree": ring,
     "parallelism.fsdp_reshard_after_forward": words(
         {
             "default": {},
@@ -116,34 +109,32 @@ _KEYS: Final[Mapping[str, Reader]] = {
     "parallelism.pipeline_parallel_degree": _pipeline,
     "experimental.pipeline_parallel_degree": _pipeline,
     "job.config_file": text("companion config_file"),
-    **LAUNCHER_KEYS,
-}
-_LEFT_OUT: Final[Mapping[str, str]] = {
     "parallelism.expert_parallel_degree": "experts are planned on every rank",
     "parallelism.expert_tensor_parallel_degree": "experts are planned on every rank",
     "parallelism.enable_async_tensor_parallel": "tensor parallelism is planned as synchronous",
     "parallelism.disable_loss_parallel": "the loss is planned as sharded",
     "activation_checkpoint.memory_budget": "selective checkpointing is planned",
     "quantize.grouped_mm": "experts are planned in bf16",
+    **no_effect(
+        """
+        job.* profiling.* lr_scheduler.* checkpoint.* comm.* fault_tolerance.* debug.*
+        experimental.custom* validation.* memory_estimation.* model.hf_assets_path
+        model.tokenizer_path model.print_after_conversion model.norm_type optimizer.lr
+        optimizer.beta* optimizer.eps optimizer.weight_decay training.dataset* training.max_norm
+        training.steps training.gc_* training.seed training.deterministic training.warmup_steps
+        training.dataloader* compile.backend activation_checkpoint.* quantize.* float8.* mx.*
+        parallelism.pipeline_parallel_* experimental.pipeline_parallel_*
+        parallelism.module_fqns_per_model_part parallelism.context_parallel_*
+        experimental.context_parallel_rotate_method parallelism.enable_compiled_autograd
+        parallelism.expert_parallel_comm_backend hf_assets_path dataloader.* metrics profiler.*
+        validator.*
+        """
+    ),
 }
-_NO_EFFECT: Final = (
-    "job.* profiling.* metrics.* lr_scheduler.* checkpoint.* comm.* fault_tolerance.* debug.* "
-    "experimental.custom* validation.* memory_estimation.* model.hf_assets_path "
-    "model.tokenizer_path model.print_after_conversion model.norm_type optimizer.lr "
-    "optimizer.beta* optimizer.eps optimizer.weight_decay training.dataset* "
-    "training.max_norm training.steps "
-    "training.gc_* training.seed training.deterministic training.warmup_steps "
-    "training.dataloader* compile.backend "
-    "activation_checkpoint.* quantize.* float8.* mx.* parallelism.pipeline_parallel_* "
-    "experimental.pipeline_parallel_* parallelism.module_fqns_per_model_part "
-    "parallelism.context_parallel_* experimental.context_parallel_rotate_method "
-    "parallelism.enable_compiled_autograd parallelism.expert_parallel_comm_backend "
-    f"hf_assets_path dataloader.* metrics profiler.* validator.* {LAUNCHER_NO_EFFECT}"
-)
 _MARKS: Final = (
-    *("training.seq_len", "training.local_batch_size", "model.flavor", "job.dump_folder"),
-    *("activation_checkpoint.mode", "parallelism.data_parallel_shard_degree", "model.name"),
-    *("lr_scheduler.warmup_steps", "training.steps", "training.batch_size"),
+    "training.seq_len training.local_batch_size model.flavor job.dump_folder "
+    "activation_checkpoint.mode parallelism.data_parallel_shard_degree model.name "
+    "lr_scheduler.warmup_steps training.steps training.batch_size"
 )
 _CHANGES: Final = (
     ("recomputes whole blocks", {"activation_checkpoint.mode": "full"}),
@@ -163,8 +154,6 @@ TORCHTITAN = Kind(
     engine="torchtitan",
     marks=_MARKS,
     keys=_KEYS,
-    left_out=_LEFT_OUT,
-    no_effect=_NO_EFFECT,
     defaults={**_DEFAULTS, "micro_batch": 8, "seq_len": 2048, "selective": "every=2"},
     micro_batch="training.local_batch_size",
     changes=_CHANGES,
@@ -173,18 +162,16 @@ TORCHTITAN_FLAGS = Kind(
     name="torchtitan flags",
     engine="torchtitan-2026",
     marks=(
-        *("module", "config", "training.max_context_length", "hf_assets_path"),
-        *("training.num_tokens_per_microbatch_per_dp_rank", "training.steps"),
+        "module config training.max_context_length hf_assets_path "
+        "training.num_tokens_per_microbatch_per_dp_rank training.steps"
     ),
     keys={
         **_KEYS,
         "config": text("flavor"),
         "training.max_context_length": whole("seq_len"),
         "training.num_tokens_per_microbatch_per_dp_rank": whole("micro_batch_tokens"),
-        "training.num_tokens_per_train_step": _unless_minus_1("global_batch_tokens"),
+        "training.num_tokens_per_train_step": whole("global_batch_tokens", unset=-1),
     },
-    left_out=_LEFT_OUT,
-    no_effect=_NO_EFFECT,
     defaults={**_DEFAULTS, "micro_batch": 1, "seq_len": 8192, "selective": "op"},
     changes=_CHANGES,
 )

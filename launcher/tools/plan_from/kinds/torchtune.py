@@ -2,8 +2,19 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, Reader, Unknown, is_on, when, whole, words
-from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, LAUNCHER_NO_EFFECT, reshards, ring
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Kind,
+    Reader,
+    Unknown,
+    alike,
+    no_effect,
+    switch,
+    when,
+    whole,
+    words,
+)
+from launcher.tools.plan_from.kinds.shared import LAUNCHER_KEYS, reshards, ring
 from launcher.tools.plan_from.kinds.transformers import lora_dropout
 
 # module of a model's builder -> our name without the size, which is the rest of the builder's
@@ -48,14 +59,10 @@ def _adapted(value: Any) -> Facts:
     return {f"target {_LAYERS[name]}": True for name in names}
 
 
-_EIGHT_BIT: Final[Facts] = {"optimizer": "adamw8bit"}
 _OPTIMIZERS: Final[Reader] = words(
     {
-        "AdamW": {"optimizer": "adamw"},
-        "Adam": {"optimizer": "adamw"},
-        "AdamW8bit": _EIGHT_BIT,
-        "PagedAdamW8bit": _EIGHT_BIT,
-        "PagedAdamW": {"optimizer": "adamw"},
+        **alike("AdamW Adam PagedAdamW", optimizer="adamw"),
+        **alike("AdamW8bit PagedAdamW8bit", optimizer="adamw8bit"),
         "SGD": {"optimizer": "sgd", "momentum": 0.0},
     },
     otherwise="is planned as AdamW",
@@ -64,13 +71,13 @@ TORCHTUNE: Final = Kind(
     name="torchtune YAML",
     engine="torchtune",
     marks=(
-        *("model._component_", "tokenizer._component_", "checkpointer._component_"),
-        *("optimizer._component_", "loss._component_", "dataset._component_"),
+        "model._component_ tokenizer._component_ checkpointer._component_ optimizer._component_ "
+        "loss._component_ dataset._component_"
     ),
     keys={
         "model._component_": _model,
         "model.lora_attn_modules": _adapted,
-        "model.apply_lora_to_mlp": lambda value: {"target mlp": is_on(value)},
+        "model.apply_lora_to_mlp": switch("target mlp"),
         "model.lora_rank": whole("lora_rank"),
         "model.lora_dropout": lora_dropout,
         "model.quantize_base": when(quantize_base="nf4"),
@@ -81,8 +88,8 @@ TORCHTUNE: Final = Kind(
         "optimizer_in_bwd": when(optimizer_in_backward=True, clip=0.0),
         "loss._component_": words(
             {
-                "LinearCrossEntropyLoss": {"loss": "chunked"},
-                "CEWithChunkedOutputLoss": {"loss": "chunked"},  # but for logits in bf16
+                # the second one's but for logits in bf16
+                **alike("LinearCrossEntropyLoss CEWithChunkedOutputLoss", loss="chunked"),
                 "CrossEntropyLoss": {"loss": "whole"},
             },
             otherwise="is planned as a loss that holds whole logits",
@@ -104,8 +111,6 @@ TORCHTUNE: Final = Kind(
         "tensor_parallel_dim": whole("tensor_parallel"),
         "context_parallel_dim": ring,
         **LAUNCHER_KEYS,
-    },
-    left_out={
         "model.apply_lora_to_output": "adapters of the head are not planned",
         "model.use_dora": "magnitudes of DoRA are not planned",
         "quantizer": "fake quantization is not planned",
@@ -114,15 +119,17 @@ TORCHTUNE: Final = Kind(
         "ac_option": "full checkpointing is planned",
         "enable_fp8_training": "give --precision fp8",
         "expert_parallel_dim": "experts are planned on every rank",
+        **no_effect(
+            """
+            output_dir tokenizer dataset checkpointer resume_from_checkpoint seed shuffle epochs
+            max_steps_per_epoch clip_grad_norm optimizer.* lr_scheduler metric_logger profiler
+            log_every_n_steps log_peak_memory_stats log_level device loss.* model.*
+            save_adapter_weights_only custom_sharded_layers packed cudnn_deterministic_mode
+            data_parallel_shard_dim run_val_every_n_steps dataset_val batch_size_val
+            enable_async_checkpointing keep_last_n_checkpoints
+            """
+        ),
     },
-    no_effect=(
-        "output_dir tokenizer dataset checkpointer resume_from_checkpoint seed shuffle epochs "
-        "max_steps_per_epoch clip_grad_norm optimizer.* lr_scheduler metric_logger profiler "
-        "log_every_n_steps log_peak_memory_stats log_level device model.lora_alpha loss.* model.* "
-        "save_adapter_weights_only custom_sharded_layers packed cudnn_deterministic_mode "
-        "data_parallel_shard_dim run_val_every_n_steps dataset_val batch_size_val "
-        f"enable_async_checkpointing keep_last_n_checkpoints {LAUNCHER_NO_EFFECT}"
-    ),
     defaults={
         "micro_batch": 1,
         "accumulation": 1,

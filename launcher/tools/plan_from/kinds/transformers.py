@@ -1,31 +1,24 @@
 """transformers' TrainingArguments: as JSON, as YAML, or as flags of a command line."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from launcher.tools.plan_from.keys import (
     Facts,
+    Keys,
     Kind,
-    Reader,
     Unknown,
     alike,
     is_on,
+    no_effect,
     number_of,
+    switch,
     text,
     when,
     whole,
     words,
 )
 from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS, adapter_targets
-from launcher.tools.plan_from.kinds.shared import (
-    ATTENTION,
-    FSDP_LEFT_OUT,
-    FSDP_NO_EFFECT,
-    FSDP_SECTION,
-    LAUNCHER_KEYS,
-    LAUNCHER_NO_EFFECT,
-    WEIGHTS,
-)
+from launcher.tools.plan_from.kinds.shared import ATTENTION, FSDP_SECTION, LAUNCHER_KEYS, WEIGHTS
 
 _ADAMW: Final[Facts] = {"optimizer": "adamw", "foreach": False}
 _EIGHT_BIT: Final[Facts] = {"optimizer": "adamw8bit", "embedding_moments": "fp32"}
@@ -94,16 +87,30 @@ def bits(value: Any) -> Facts:
     return {"quantize_base": "nf4" if number <= 4 else "int8"} if number < 16 else {}
 
 
-def _rank(value: Any) -> Facts:
-    """Read a rank of adapters, where 0 asks for none."""
-    return {} if number_of(value) == 0 else whole("lora_rank")(value)
-
-
-def _lora(value: Any) -> Facts:
-    return {"lora": is_on(value)}
-
-
-TRAINER_KEYS: Final[Mapping[str, Reader]] = {
+TRAINER_NO_EFFECT: Final = no_effect(
+    """
+    output_dir overwrite_output_dir num_train_epochs max_steps learning_rate warmup_* weight_decay
+    adam_* max_grad_norm bf16_full_eval fp16_full_eval average_tokens_across_devices
+    gradient_checkpointing_kwargs activation_checkpointing_kwargs liger_kernel_config use_cache
+    torch_empty_cache_steps logging_* log_* include_* disable_tqdm report_to run_name project
+    trackio_* eval_* evaluation_strategy per_device_eval_batch_size prediction_loss_only
+    batch_eval_metrics save_* enable_jit_* push_to_hub* hub_* load_best_model_at_end
+    metric_for_best_model greater_is_better ignore_data_skip restore_callback* full_determinism seed
+    data_seed accelerator_config dataloader_* remove_unused_columns label_names
+    train_sampling_strategy length_column_name group_by_length ddp_find_unused_parameters
+    ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics
+    do_train do_eval do_predict do_test resume_from_checkpoint local_rank fp16_opt_level
+    fp16_backend half_precision_backend bf16_backend model_revision trust_remote_code use_auth_token
+    token cache_dir tokenizer_name config_name use_fast_tokenizer low_cpu_mem_usage train_file
+    validation_file dataset_* preprocessing_num_workers overwrite_cache validation_split_percentage
+    max_*_samples streaming data_path lora_alpha use_rslora lora_task_type lora_bias lora_path
+    bnb_4bit_* use_bnb_nested_quant past_index jit_mode_eval lr_* task_name keep_linebreaks
+    text_column* tpu_* mp_parameters use_mps_device
+    """
+)
+TRAINER_KEYS: Final[Keys] = {
+    **LAUNCHER_KEYS,
+    **FSDP_SECTION,
     **dict.fromkeys(("model_name_or_path", "model_name", "model_id"), text("model")),
     "per_device_train_batch_size": whole("micro_batch"),
     "per_gpu_train_batch_size": whole("micro_batch"),
@@ -111,9 +118,7 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "bf16": when(mixed="bf16"),
     "fp16": when(mixed="fp16"),
     "tf32": when(tf32=True),
-    "gradient_checkpointing": lambda value: {
-        "activation_checkpointing": "full" if is_on(value) else "none"
-    },
+    "gradient_checkpointing": switch("activation_checkpointing", "full", "none"),
     "activation_checkpointing": when(activation_checkpointing="full"),
     "optim": OPTIM,
     **dict.fromkeys(
@@ -122,7 +127,6 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "adafactor": when(optimizer="adafactor"),  # until version 5
     "use_liger_kernel": when(loss="chunked", norm_bytes=0, liger=True),
     "fsdp": fsdp_words,
-    **FSDP_SECTION,
     "fsdp_config": _fsdp_file,
     "deepspeed": deepspeed_file,
     "use_cpu": when(cpu=True),
@@ -130,20 +134,16 @@ TRAINER_KEYS: Final[Mapping[str, Reader]] = {
     "torch_dtype": WEIGHTS,
     "dtype": WEIGHTS,
     "attn_implementation": ATTENTION,
-    "model_max_length": whole("seq_len"),
-    "max_seq_length": whole("seq_len"),
-    "max_length": whole("seq_len"),
-    "max_source_length": whole("seq_len"),
-    "block_size": whole("seq_len"),
+    **dict.fromkeys(
+        ("model_max_length", "max_seq_length", "max_length", "max_source_length", "block_size"),
+        whole("seq_len"),
+    ),
     "load_in_4bit": when(quantize_base="nf4"),
     "load_in_8bit": when(quantize_base="int8"),
-    **dict.fromkeys(("use_peft", "use_lora", "lora_enable"), _lora),
-    **dict.fromkeys(("lora_r", "lora_rank", "lora_dim"), _rank),
+    **dict.fromkeys(("use_peft", "use_lora", "lora_enable"), switch("lora")),
+    **dict.fromkeys(("lora_r", "lora_rank", "lora_dim"), whole("lora_rank", unset=0)),
     "lora_dropout": lora_dropout,
     "lora_target_modules": adapter_targets,
-    **LAUNCHER_KEYS,
-}
-TRAINER_LEFT_OUT: Final[Mapping[str, str]] = {
     "auto_find_batch_size": "the batch given first is planned",
     "optim_args": "states are planned with the optimizer's defaults",
     "optim_target_modules": "every matrix is planned with the optimizer's states",
@@ -155,29 +155,8 @@ TRAINER_LEFT_OUT: Final[Mapping[str, str]] = {
     "label_smoothing_factor": "a second copy of the logits is not planned",
     "ddp_bucket_cap_mb": "DDP's usual buckets are planned",
     "freeze_backbone": "all weights are planned as trained",
-    **FSDP_LEFT_OUT,
+    **TRAINER_NO_EFFECT,
 }
-TRAINER_NO_EFFECT: Final = (
-    "output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type "
-    "lr_scheduler_kwargs warmup_* weight_decay adam_* max_grad_norm bf16_full_eval fp16_full_eval "
-    "average_tokens_across_devices gradient_checkpointing_kwargs activation_checkpointing_kwargs "
-    "liger_kernel_config use_cache torch_empty_cache_steps logging_* log_* "
-    "include_* disable_tqdm report_to run_name project trackio_* eval_* evaluation_strategy "
-    "per_device_eval_batch_size prediction_loss_only batch_eval_metrics save_* enable_jit_* "
-    "push_to_hub* hub_* load_best_model_at_end metric_for_best_model greater_is_better "
-    "ignore_data_skip restore_callback* full_determinism seed data_seed accelerator_config "
-    "dataloader_* remove_unused_columns label_names train_sampling_strategy length_column_name "
-    "group_by_length ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph "
-    "ddp_backend ddp_timeout debug skip_memory_metrics do_train do_eval do_predict do_test "
-    "resume_from_checkpoint local_rank fp16_opt_level fp16_backend half_precision_backend "
-    "bf16_backend model_revision trust_remote_code use_auth_token token cache_dir "
-    "tokenizer_name config_name use_fast_tokenizer low_cpu_mem_usage train_file validation_file "
-    "dataset_* preprocessing_num_workers overwrite_cache validation_split_percentage max_*_samples "
-    "streaming data_path eval_data_path lora_alpha use_rslora lora_task_type "
-    "lora_bias lora_path bnb_4bit_* use_bnb_nested_quant past_index jit_mode_eval "
-    "lr_* task_name keep_linebreaks text_column* max_eval_samples max_train_samples "
-    f"tpu_* mp_parameters use_mps_device {FSDP_NO_EFFECT} {LAUNCHER_NO_EFFECT}"
-)
 TRAINER_CHANGES: Final = (
     ("recomputes activations", {"gradient_checkpointing": True}),
     ("does not hold whole logits", {"use_liger_kernel": True}),
@@ -188,8 +167,7 @@ TRAINER_CHANGES: Final = (
 TRAINING_ARGUMENTS = Kind(
     name="transformers TrainingArguments",
     engine="transformers",
-    marks=("output_dir", "per_device_train_batch_size", "learning_rate"),
-    # flags of scripts around transformers' Trainer: FastChat, LLaVA, QLoRA, DeepSpeed-Chat
+    marks="output_dir per_device_train_batch_size learning_rate",
     keys={
         **TRAINER_KEYS,
         "max_seq_len": whole("seq_len"),
@@ -199,8 +177,6 @@ TRAINING_ARGUMENTS = Kind(
         **dict.fromkeys(("lora_modules", "target_modules"), adapter_targets),
         **dict.fromkeys(("use_flash_attn", "use_flash_attention"), when(attention="flash")),
     },
-    left_out=TRAINER_LEFT_OUT,
-    no_effect=TRAINER_NO_EFFECT,
     defaults={"micro_batch": 8, "accumulation": 1, "lora if ranked": True, **PEFT_TARGETS},
     micro_batch="per_device_train_batch_size",
     accumulation="gradient_accumulation_steps",

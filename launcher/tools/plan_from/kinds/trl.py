@@ -2,15 +2,20 @@
 
 from typing import Any, Final
 
-from launcher.tools.plan_from.keys import Facts, Kind, Unknown, alike, is_on, when, whole, words
+from launcher.tools.plan_from.keys import (
+    Facts,
+    Kind,
+    Unknown,
+    alike,
+    no_effect,
+    switch,
+    when,
+    whole,
+    words,
+)
 from launcher.tools.plan_from.kinds.adapters import PEFT_TARGETS
 from launcher.tools.plan_from.kinds.shared import ATTENTION, WEIGHTS, stage
-from launcher.tools.plan_from.kinds.transformers import (
-    TRAINER_CHANGES,
-    TRAINER_KEYS,
-    TRAINER_LEFT_OUT,
-    TRAINER_NO_EFFECT,
-)
+from launcher.tools.plan_from.kinds.transformers import TRAINER_CHANGES, TRAINER_KEYS
 
 _EIGHT: Final[Facts] = {"gpus if unsaid": 8}
 _FSDP: Final[Facts] = {"strategy": "fsdp", "reshard_after_forward": True, **_EIGHT}
@@ -40,45 +45,36 @@ def _length(value: Any) -> Facts:
 
 _OTHER = "another trainer than SFT: its reference models and completions are not planned"
 _OTHERS: Final = (
-    *("num_generations", "max_prompt_length", "max_completion_length", "beta", "use_vllm"),
-    *("ref_model", "reward_funcs"),
+    "num_generations max_prompt_length max_completion_length beta use_vllm ref_model reward_funcs"
 )
 TRL = Kind(
     name="trl SFT",
     engine="trl",
     marks=(
-        *("packing", "packing_strategy", "dataset_name", "max_length", "completion_only_loss"),
-        *("assistant_only_loss", "use_peft", "lora_r", "dataset_text_field", "padding_free"),
-        *("loss_type", "eos_token", "model_name_or_path", "dataset_train_split"),
-        *_OTHERS,
+        "packing packing_strategy dataset_name max_length completion_only_loss assistant_only_loss "
+        "use_peft lora_r dataset_text_field padding_free loss_type eos_token model_name_or_path "
+        f"dataset_train_split {_OTHERS}"
     ),
     keys={
         **TRAINER_KEYS,
-        "bf16": lambda value: {"mixed": "bf16" if is_on(value) else None},
-        "loss_type": words(
-            {
-                "chunked_nll": {"loss": "chunked"},
-                **alike("nll dft", loss="whole"),
-            }
-        ),
+        "bf16": switch("mixed", "bf16", None),
+        "loss_type": words({"chunked_nll": {"loss": "chunked"}, **alike("nll dft", loss="whole")}),
         "activation_offloading": when(activation_checkpointing="offload"),
         "accelerate_config": _accelerate,
         "max_length": _length,
         "model_init_kwargs.attn_implementation": ATTENTION,
         **dict.fromkeys(("model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"), WEIGHTS),
-    },
-    left_out={
-        **TRAINER_LEFT_OUT,
-        **dict.fromkeys(_OTHERS, _OTHER),
+        **dict.fromkeys(_OTHERS.split(), _OTHER),
         "model_init_kwargs": "of these dtype and attn_implementation are read, from YAML",
         "router_aux_loss_coef": "the loss of routers is not planned",
+        **no_effect(
+            """
+            packing packing_strategy completion_only_loss assistant_only_loss eos_token pad_token
+            pad_to_multiple_of padding_free chat_template_path truncation_mode shuffle_dataset
+            ignore_bias_buffers datasets
+            """
+        ),
     },
-    no_effect=(
-        f"{TRAINER_NO_EFFECT} packing packing_strategy eval_packing completion_only_loss "
-        "assistant_only_loss eos_token pad_token pad_to_multiple_of padding_free "
-        "chat_template_path truncation_mode shuffle_dataset eval_strategy "
-        "ignore_bias_buffers datasets streaming"
-    ),
     defaults={
         "micro_batch": 8,
         "accumulation": 1,

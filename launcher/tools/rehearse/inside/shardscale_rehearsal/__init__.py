@@ -1,19 +1,47 @@
 """Let a program on the null GPU pass where its libraries would need a real one.
 
-distributed.py: collectives whose sums are read on the host, and a world of one rank.
-built.py: operators that a library compiles with nvcc. weights.py: random values of large tensors
-of the host. generation.py: the end of transformers' generate(). patience.py: callbacks that would
-stop a training early. recurrent.py: LSTM and GRU without cuDNN. constants.py: numbers in code that
-torch.compile makes. masks.py: padding of batches. detection.py: boxes that detectors sample. Must
-work with Python 3.9 and torch 2.4, so annotations stay text.
+Must work with Python 3.9 and torch 2.4, so annotations stay text.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
 import os
+from typing import Any
 
 from shardscale_after import after_import
+
+from shardscale_rehearsal.distributed import METHODS
+from shardscale_rehearsal.following import FUNCTIONS
+
+PREPARED = {
+    # collectives whose sums are read on the host, and a world of one rank
+    "torch.distributed.distributed_c10d": "distributed.prepare",
+    **dict.fromkeys(METHODS, "distributed.prepare_methods"),
+    # operators that a library compiles with nvcc
+    "deepspeed.ops.op_builder": "built.prepare",
+    # random values of large tensors of the host
+    "torch.nn.init": "weights.prepare",
+    # LSTM and GRU without cuDNN
+    "torch.nn.modules.rnn": "recurrent.prepare",
+    # numbers in code that torch.compile makes
+    "torch._inductor.fx_passes.joint_graph": "constants.prepare",
+    # the end of transformers' generate()
+    "transformers.generation.stopping_criteria": "generation.prepare",
+    # callbacks that would stop a training early
+    "transformers.trainer_callback": "patience.prepare_transformers",
+    "lightning.pytorch.callbacks.early_stopping": "patience.prepare_lightning",
+    "pytorch_lightning.callbacks.early_stopping": "patience.prepare_lightning",
+    # sizes of images, padding of batches, boxes that detectors sample
+    "transformers.modeling_utils": "images.prepare",
+    "torchvision.models.detection._utils": "detection.prepare_sampler",
+    "torchvision.models.detection.roi_heads": "detection.prepare_heads",
+    **dict.fromkeys(FUNCTIONS, "following.prepare"),
+}
+"""Module of a library -> our function that prepares it right after its import, and is itself
+imported by then."""
 
 
 def begin() -> None:
@@ -23,32 +51,10 @@ def begin() -> None:
     only = os.environ.get("SHARDSCALE_NULL_GPU_RANK")
     if None not in (only, os.environ.get("RANK")) and only != os.environ["RANK"]:
         os._exit(0)  # one rank runs alone, and this is another
-    from shardscale_rehearsal import (
-        built,
-        constants,
-        detection,
-        distributed,
-        generation,
-        images,
-        masks,
-        patience,
-        recurrent,
-        weights,
-    )
+    for name, function in PREPARED.items():
+        after_import(name, functools.partial(_prepare, function))
 
-    after_import(detection.SAMPLER, detection.prepare_sampler)
-    after_import(detection.PROPOSALS, detection.prepare_proposals)
-    after_import(detection.HEADS, detection.prepare_heads)
-    after_import(distributed.MODULE, distributed.prepare)
-    for module in distributed.METHODS:
-        after_import(module, distributed.prepare_methods)
-    after_import(built.MODULE, built.prepare)
-    after_import(constants.MODULE, constants.prepare)
-    after_import(generation.MODULE, generation.prepare)
-    after_import(images.MODULE, images.prepare)
-    after_import(masks.MODULE, masks.prepare)
-    after_import(weights.MODULE, weights.prepare)
-    after_import(recurrent.MODULE, recurrent.prepare)
-    after_import(patience.TRANSFORMERS, patience.prepare_transformers)
-    for module in patience.LIGHTNING:
-        after_import(module, patience.prepare_lightning)
+
+def _prepare(function: str, module: Any) -> None:
+    ours, _, name = function.partition(".")
+    getattr(importlib.import_module(f"{__name__}.{ours}"), name)(module)

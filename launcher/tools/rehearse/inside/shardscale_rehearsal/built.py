@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from typing import Any
 
-MODULE = "deepspeed.ops.op_builder"
 UPDATES = {
     "FusedAdamBuilder": "multi_tensor_adam",
     "FusedLionBuilder": "multi_tensor_lion",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-MODULE = "torch._inductor.fx_passes.joint_graph"
-
 
 def prepare(module: Any) -> None:
     """Compute what torch.compile replaces by one number, where numbers are known."""

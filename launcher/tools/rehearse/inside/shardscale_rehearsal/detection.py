@@ -9,9 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-SAMPLER = "torchvision.models.detection._utils"
-PROPOSALS = "torchvision.models.detection.rpn"
-HEADS = "torchvision.models.detection.roi_heads"
+from shardscale_rehearsal.following import followed
 
 
 def prepare_sampler(module: Any) -> None:
@@ -32,12 +30,6 @@ def prepare_sampler(module: Any) -> None:
     sampler.__call__ = sample_known
 
 
-def prepare_proposals(module: Any) -> None:
-    """Follow what the network of proposals does with the masks."""
-    network = module.RegionProposalNetwork
-    network.compute_loss = _followed(network.compute_loss)
-
-
 def prepare_heads(module: Any) -> None:
     """Follow the masks, and know which of the boxes that were sampled have a class."""
     heads = module.RoIHeads
@@ -53,7 +45,7 @@ def prepare_heads(module: Any) -> None:
         return selected
 
     heads.select_training_samples = select_known
-    heads.forward = _followed(heads.forward)
+    heads.forward = followed(heads.forward)
 
 
 def _hold_range(tensor: Any, first: int, last: int) -> None:
@@ -64,13 +56,3 @@ def _hold_range(tensor: Any, first: int, last: int) -> None:
     if tensor.is_cuda:
         places = torch.arange(tensor.numel())
         hold(tensor, (places >= first) & (places < last))
-
-
-def _followed(function: Any) -> Any:
-    @functools.wraps(function)
-    def follow(*args: Any, **kwargs: Any) -> Any:
-        from shardscale_rehearsal.follow import followed
-
-        return followed(function)(*args, **kwargs)
-
-    return follow

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-MODULE = "torch.distributed.distributed_c10d"
 OBJECT_COLLECTIVES = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
     *("send_object_list", "recv_object_list"),

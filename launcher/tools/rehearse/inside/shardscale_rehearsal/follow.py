@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
 from ctypes import c_void_p
 from typing import Any
@@ -24,20 +23,13 @@ MOST_BYTES = 1 << 16  # what library/kept.h keeps for as long as it is there
 DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
-def followed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function so that what it computes of known values is known."""
-
-    @functools.wraps(function)
-    def follow(*args: Any, **kwargs: Any) -> Any:
-        modes = _get_current_dispatch_mode_stack()
-        # fake tensors, as those of a plan, have no values
-        others = (Follow, FakeTensorMode)
-        if torch.compiler.is_compiling() or any(isinstance(mode, others) for mode in modes):
-            return function(*args, **kwargs)
-        with Follow(ctypes.CDLL(None)):
-            return function(*args, **kwargs)
-
-    return follow
+def call_followed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function in this mode, unless it or fake tensors, which have no values, are on."""
+    modes = _get_current_dispatch_mode_stack()
+    if any(isinstance(mode, (Follow, FakeTensorMode)) for mode in modes):
+        return function(*args, **kwargs)
+    with Follow(ctypes.CDLL(None)):
+        return function(*args, **kwargs)
 
 
 class Follow(TorchDispatchMode):

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-MODULE = "transformers.generation.stopping_criteria"
 _LOOPS = "/transformers/generation/utils.py"
 _reached = False
 _length = 0

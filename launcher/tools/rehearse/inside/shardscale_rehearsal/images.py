@@ -10,7 +10,8 @@ import functools
 import inspect
 from typing import Any
 
-MODULE = "transformers.modeling_utils"
+from shardscale_rehearsal.following import followed
+
 _SIZES = ("grid_thw", "grid_hw", "grid_hws", "cu_seqlens")
 """Ends of names of parameters that have sizes."""
 _followed_classes: set[type] = set()
@@ -39,15 +40,15 @@ def _follow(class_: type) -> None:
 
 
 def _followed(function: Any) -> Any:
+    follows = followed(function)
+
     @functools.wraps(function)
     def follow(part: Any, *args: Any, **kwargs: Any) -> Any:
-        from shardscale_rehearsal.follow import followed
-
         if any(map(_is_compiled, part.modules())):  # nothing is compiled within what is followed
             return function(part, *args, **kwargs)
         for inner in part.modules():  # whose forward is called again where it is recomputed
             _follow(type(inner))
-        return followed(function)(part, *args, **kwargs)
+        return follows(part, *args, **kwargs)
 
     return follow
 

@@ -8,12 +8,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-TRANSFORMERS = "transformers.trainer_callback"
-LIGHTNING = (
-    "lightning.pytorch.callbacks.early_stopping",
-    "pytorch_lightning.callbacks.early_stopping",
-)
-
 
 def prepare_transformers(module: Any) -> None:
     """Begin transformers' patience anew after each evaluation."""

@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-MODULE = "torch.nn.modules.rnn"
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 CTC = "CTC loss"
 used: set[str] = set()

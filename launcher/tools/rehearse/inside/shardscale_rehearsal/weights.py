@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-MODULE = "torch.nn.init"
 DRAWS = ("normal_", "uniform_")
 
 

@@ -271,13 +271,10 @@ class Observer:
         """Mark where the program gives cached memory back to the device."""
         empty = self.torch._C._cuda_emptyCache
 
-        @guarded
-        def mark() -> None:
-            if self.session.history is not None:
-                self.session.history.mark("empty_cache", "")
+        mark = self._reports("mark")
 
         def empty_cache() -> None:
-            mark()
+            mark("empty_cache")
             empty()
 
         self.torch._C._cuda_emptyCache = empty_cache

@@ -13,7 +13,7 @@ class PhaseLog:
 
     def __init__(self) -> None:
         self._seconds: dict[str, tuple[int, dict[str, float]]] = {}
-        self._peaks: dict[tuple[str, str], tuple[int, int]] = {}
+        self._peaks: dict[tuple[str, str], tuple[int, ...]] = {}
 
     def add_step(self, number: int, seconds: dict[str, float | None]) -> None:
         """Add a step's seconds by field."""
@@ -29,7 +29,7 @@ class PhaseLog:
     def add_peaks(self, period: str, phase: str, peaks: tuple[int, int]) -> None:
         """Add (allocated, reserved) peak bytes of a phase."""
         before = self._peaks.get((period, phase), (0, 0))
-        self._peaks[period, phase] = (max(before[0], peaks[0]), max(before[1], peaks[1]))
+        self._peaks[period, phase] = tuple(map(max, before, peaks))
 
     def records(self, *, with_memory: bool) -> Iterator[dict[str, Any]]:
         """Yield the fields of the phase records."""

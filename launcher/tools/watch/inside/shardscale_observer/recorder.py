@@ -74,7 +74,9 @@ class Recorder:
         self.lr: float | None = None
         self.data_ranks: int | None = None
         self._log = PhaseLog()
-        self._step_peak, self._sampled = (0, 0), True
+        self._step_peak: tuple[int, ...] = (0, 0)  # allocated and reserved
+        self._sampled = True
+        self._faults = len(FAULTS)  # that are written, or a parent's
 
     def end(self, reason: str) -> None:
         """The program ends: write what is known by now. Later calls do nothing."""
@@ -86,7 +88,8 @@ class Recorder:
         COMPILED.note(self)
         if self.stepped:
             self._end_step()
-            self.mark_owners()  # a program may give its weights other storages after a step
+            # a program may give its weights other storages after a step
+            self.mark("owners", owned=True)
         self._close_phase()
         # a device that has failed may never reach the marks
         self._write_steps(wait=not self.failed)
@@ -124,8 +127,7 @@ class Recorder:
         self.phase = phase
         if phase == "evaluation":
             self.evaluated_after.add(self.steps + self.stepped)
-        if self.recording:
-            self.history.mark("phase", f"{self._period()}/{phase}")  # type: ignore[union-attr]
+        self.mark("phase", f"{self._period()}/{phase}")
 
     def captures(self) -> bool:
         """Return True while a CUDA graph is recorded, in which nothing may be measured."""
@@ -135,6 +137,12 @@ class Recorder:
     def recording(self) -> bool:
         """True while the allocator's history is recorded."""
         return self.history is not None and self.history.recording
+
+    def mark(self, kind: str, name: str = "", *, owned: bool = False) -> None:
+        """Mark the allocator's history, if it is recorded; `owned`: with the owners of storages."""
+        if self.history is not None and self.history.recording:
+            owners = self.owners().on_device("cuda") if owned else {}
+            self.history.mark(kind, name, owners)
 
     def begin_step(self) -> None:
         if self.captures():
@@ -165,7 +173,7 @@ class Recorder:
         self.in_step = True
         if self.history is not None and not self.rehearses and number in LEDGER_STEPS:
             self.history.start()
-        self.mark_owners()
+        self.mark("owners", owned=True)
 
     def _begin_timeline(self) -> None:
         """Let the program take one more step, whose bytes are not recorded, to see what it asks of
@@ -251,8 +259,9 @@ class Recorder:
                 **memory,
             )
             self._log.add_step(number, seconds)
-        while FAULTS.unwritten:
-            self.event("observer_fault", **FAULTS.unwritten.pop())
+        for fault in FAULTS[self._faults :]:
+            self.event("observer_fault", **fault)
+        self._faults = len(FAULTS)
 
     def _period(self) -> str:
         if self.phase in APART:
@@ -270,18 +279,10 @@ class Recorder:
             peaks = self.peaks.take(self.device)
         self._log.add_peaks(self._period(), "build" if self.phase == "load" else self.phase, peaks)
         if self.phase not in APART:
-            self._step_peak = (
-                max(self._step_peak[0], peaks[0]),
-                max(self._step_peak[1], peaks[1]),
-            )
+            self._step_peak = tuple(map(max, self._step_peak, peaks))
 
     def owners(self) -> Owners:
         return Owners(outermost_first(self.roots), list(self.optimizers), self.prefixes)
-
-    def mark_owners(self) -> None:
-        if self.recording:
-            owners = self.owners().on_device("cuda")
-            self.history.mark("owners", "", owners)  # type: ignore[union-attr]
 
     def _write_held(self) -> None:
         assert self.file is not None

@@ -15,13 +15,6 @@ MEMORY_EVERY_S = 0.1
 LINE_EVERY_S = 1.0
 
 
-class _MemoryV2(ctypes.Structure):
-    _fields_ = [
-        ("version", ctypes.c_uint),
-        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
-    ]
-
-
 class Nvml:
     """One GPU by UUID. A reading that fails is left out.
 
@@ -40,10 +33,11 @@ class Nvml:
 
     def memory(self) -> dict[str, int]:
         """Return used and total bytes, without the driver's reserve where NVML tells it apart."""
+        info = (ctypes.c_ulonglong * 5)()  # version, total, reserved, free, used
         # structs of NVML carry their size and, from bit 24 on, their version
-        info: Any = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
+        info[0] = ctypes.sizeof(info) | 2 << 24
         if self._call("nvmlDeviceGetMemoryInfo_v2", info):
-            return {"memory_used_bytes": info.used, "memory_total_bytes": info.total}
+            return {"memory_used_bytes": info[4], "memory_total_bytes": info[1]}
         before = (ctypes.c_ulonglong * 3)()  # total, free, used
         if self._call("nvmlDeviceGetMemoryInfo", before):
             return {"memory_used_bytes": before[2], "memory_total_bytes": before[0]}

@@ -158,9 +158,7 @@ class Session(Recorder):
         self.backwards += 1
         if not self.rehearses:
             self.losses += [loss_of(unscaled(loss)) for loss in losses]
-        if self.recording:
-            owners = self.owners().on_device("cuda")
-            self.history.mark("end_forward", "", owners)  # type: ignore[union-attr]
+        self.mark("end_forward", owned=True)
         self.enter("backward")
 
     def backward_ends(self) -> None:
@@ -189,7 +187,7 @@ class Session(Recorder):
         del self.modules[:]
         self.stepping.add(id(optimizer))
         self.in_step = self.has_optimizer = True
-        self.mark_owners()
+        self.mark("owners", owned=True)
         self.enter("step")
 
     def optimizer_made(self, optimizer: Any) -> None:
@@ -208,7 +206,7 @@ class Session(Recorder):
         self.depth["optimizer"] = max(0, self.depth["optimizer"] - 1)
         self.stepped = self.in_step
         if not self.depth["optimizer"] and self.phase == "step":
-            self.mark_owners()
+            self.mark("owners", owned=True)
             self.enter("other")
 
     def replay_begins(self) -> None:
@@ -241,8 +239,7 @@ class Session(Recorder):
         if self.stepped:  # an evaluation or a save behind a whole step
             self._end_step()
             self.phase = phase
-        if self.recording:
-            self.history.mark("out_of_memory", "", owners.on_device("cuda"))  # type: ignore[union-attr]
+        self.mark("out_of_memory", owned=True)
         module = self.names.get(id(self.modules[-1])) if self.modules else None
         self.event(
             "out_of_memory",
@@ -296,5 +293,4 @@ class Session(Recorder):
     def mark_module(self) -> None:
         """Allocations from now on are made inside the innermost module that is in its forward."""
         if self.recording:
-            name = name_of(self.modules, self.names)
-            self.history.mark("module", name)  # type: ignore[union-attr]
+            self.mark("module", name_of(self.modules, self.names))
