@@ -93,7 +93,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name()
     if case.limit_share is not None:
         anywhere = Room(size_bytes=NOWHERE, gpu=gpu, capped=True)
-        needed = needed_bytes(resolved, anywhere, world_size=world.size)
+        needed = needed_bytes(resolved, anywhere)
         config = config.replace(memory_limit=str(int(case.limit_share * needed)))
         resolved = resolve(config, world_size=world.size, device_type="cuda")
     limit = config.measure.memory_limit
@@ -101,8 +101,6 @@ def compare(case: Case, world: World) -> dict[str, Any]:
     measured = measure(resolved, world)
     prediction = predict(
         resolved,
-        world_size=world.size,
-        device_type="cuda",
         rank=world.rank,
         gpu=find_gpu(gpu),
     )
@@ -113,7 +111,7 @@ def compare(case: Case, world: World) -> dict[str, Any]:
         expandable_segments=resolved.expandable_segments,
     )
     room = Room(size_bytes=limit_bytes, gpu=gpu, capped=True)
-    needed = needed_bytes(resolved, room, world_size=world.size)
+    needed = needed_bytes(resolved, room)
     return {
         **measured,
         **({} if case.limit_share is None else {"limit_share": case.limit_share}),

@@ -105,7 +105,7 @@ def traced(run: Resolved, world: World, meter: Meter) -> dict[str, Any]:
         held = engine.count_states().ledger(world.device).device
     sent = meter.sent.copy()  # a prediction makes the same calls, to nobody
     release(engine)
-    plan = predict(run, world_size=world.size, device_type="cpu", rank=world.rank)
+    plan = predict(run, rank=world.rank)
     return {
         "peak_bytes": ledger.device.used_bytes,
         "activations_bytes": ledger.device.activations_bytes,

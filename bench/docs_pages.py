@@ -204,7 +204,7 @@ def held(arguments: Sequence[str]) -> str:
             continue
         config = RunConfig().replace(model="gpt2", precision="bf16", seq_len=64, **changes)
         resolved = resolve(config, world_size=ranks, device_type="cuda")
-        lines = by_category(predict(resolved, world_size=ranks, device_type="cuda").held)
+        lines = by_category(predict(resolved).held)
         sizes = [lines[key] for key in ("params", "master", "grads", "optimizer")]
         sizes.append(sum(lines.values()))
         parameters = NAMED["gpt2"].parameter_count

@@ -48,7 +48,7 @@ def seconds_of(resolved: Resolved) -> float:
     options, _ = parse_options(["--gpus", "1", "--gpu", GPU, "--no-calibration"])
     cluster, _ = find_cluster(options)
     machine = cluster.machine
-    return step_seconds(resolved, world_size=1, gpus_per_node=1, machine=machine).total_s
+    return step_seconds(resolved, gpus_per_node=1, machine=machine).total_s
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def one_run(draw: random.Random, corpus: Path, out: Path) -> dict[str, Any]:
         flags, ranks = configuration(draw)
         resolved = resolve(parse_run_config(flags), world_size=ranks, device_type="cpu")
         anywhere = Room(size_bytes=2**50, gpu=None, capped=True)
-        needed = needed_bytes(resolved, anywhere, world_size=ranks) / MIB
+        needed = needed_bytes(resolved, anywhere) / MIB
     limit_mib = int(needed * draw.uniform(1 - EDGE, 1 + EDGE))
     code, reason = run([*flags, f"--memory-limit={limit_mib}MiB"], ranks, corpus, out)
     return {

@@ -93,12 +93,10 @@ def compare(case: Case, world: World) -> dict[str, Any]:
     """Peaks of this rank, measured and predicted."""
     config = parse_run_config(list(case.flags))
     resolved = resolve(config, world_size=world.size, device_type=world.device.type)
-    resolved = within_budget(resolved, world_size=world.size)
+    resolved = within_budget(resolved)
     measured = measure(resolved, world)
     predicted = predict(
         resolved,
-        world_size=world.size,
-        device_type=world.device.type,
         rank=world.rank,
         gpu=find_gpu(gpu_name(world)),
     )

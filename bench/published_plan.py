@@ -72,7 +72,6 @@ def time_of(row: Row, run: Resolved) -> StepTime:
     cluster, _ = find_cluster(options)
     return step_seconds(
         run,
-        world_size=cluster.world_size,
         gpus_per_node=cluster.ranks_per_node,
         machine=cluster.machine,
     )

@@ -95,7 +95,7 @@ def cell(model: str, ranks: int, choice: str, changes: Mapping[str, Any], gpu: G
         **changes,
     )
     resolved = resolve(config, world_size=ranks, device_type="cuda")
-    prediction = predict(resolved, world_size=ranks, device_type="cuda", gpu=gpu)
+    prediction = predict(resolved, gpu=gpu)
     around = STAGING_BYTES + CONTEXT_BYTES + (NCCL_GROUP_BYTES if ranks > 1 else 0)
     limit_bytes = gpu.memory_bytes - around
     used = prediction.peak_bytes

@@ -127,8 +127,6 @@ def _against(
     memory_bytes = torch.cuda.get_device_properties(world.device).total_memory if on_gpu else None
     prediction = predict(
         resolved,
-        world_size=world.size,
-        device_type=world.device.type,
         rank=world.rank,
         gpu=find_gpu(gpu),
         memory_bytes=memory_bytes,
@@ -139,7 +137,6 @@ def _against(
         if known := find_gpu(gpu):
             predicted_step_s = step_seconds(
                 resolved,
-                world_size=world.size,
                 gpus_per_node=world.local_size,
                 machine=Machine.of_gpu(known.name, ranks_per_node=world.local_size),
             ).total_s

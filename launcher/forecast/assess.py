@@ -286,7 +286,6 @@ def tokens_per_s(run: Resolved, cluster: Cluster) -> float:
 def _step_time(run: Resolved, cluster: Cluster) -> StepTime:
     time = step_seconds(
         run,
-        world_size=cluster.world_size,
         gpus_per_node=cluster.ranks_per_node,
         machine=cluster.machine,
     )

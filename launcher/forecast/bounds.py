@@ -14,9 +14,9 @@ from launcher.strategies import strategy_of
 
 def may_fit(choice: Choice, cluster: Cluster) -> bool:
     """Return whether parameters, optimizer states and the inputs of blocks leave any memory."""
-    run, device_type = choice.runs[0], cluster.machine.device
+    run = choice.runs[0]
     try:
-        size_bytes = least_bytes(run, world_size=cluster.world_size, device_type=device_type)
+        size_bytes = least_bytes(run)
     except Exception:  # as `assess` will, which keeps the reason
         return True
     return cluster.fixed_bytes + size_bytes <= cluster.memory_bytes

@@ -38,7 +38,7 @@ class Costs:
     """If it keeps everything."""
 
 
-def within_budget(resolved: Resolved, *, world_size: int) -> Resolved:
+def within_budget(resolved: Resolved) -> Resolved:
     """Return the run with each block's choice made, or unchanged without a budget.
 
     Raises:
@@ -48,7 +48,7 @@ def within_budget(resolved: Resolved, *, world_size: int) -> Resolved:
     if budget_bytes is None:
         return resolved
     probe, layers = _probe(resolved), resolved.model.layers
-    costs = _costs(probe, world_size)
+    costs = _costs(probe)
     if budget_bytes < layers * costs.least:
         raise UserError(
             f"--activation-checkpointing {resolved.model.activation_checkpointing}: {layers} "
@@ -118,8 +118,8 @@ def _saved_flops(probe: Resolved) -> dict[str, float]:
     return {name: least - flops for name, flops in zip(PRODUCTS, products, strict=True)}
 
 
-def _costs(probe: Resolved, world_size: int) -> Costs:
-    trace = traced(probe, world_size=world_size, device_type=probe.config.loop.device)
+def _costs(probe: Resolved) -> Costs:
+    trace = traced(probe)
     _, *products, together, least, _, most = kept_bytes(trace)
     each = {name: size - least for name, size in zip(PRODUCTS, products, strict=True)}
     return Costs(least=least, products=each, together=together - least, most=most)

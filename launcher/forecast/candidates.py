@@ -252,4 +252,4 @@ def run_of(
         device_type=device_type,
         elsewhere=elsewhere,
     )
-    return within_budget(run, world_size=world_size)
+    return within_budget(run)

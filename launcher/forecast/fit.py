@@ -55,12 +55,10 @@ class Room:
         return "cpu" if self.gpu is None else "cuda"
 
 
-def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
+def needed_bytes(resolved: Resolved, room: Room) -> int:
     """Peak bytes of a run, of those in `room`; more than `room` has where it does not fit."""
     prediction = predict(
         resolved,
-        world_size=world_size,
-        device_type=room.device_type,
         gpu=find_gpu(room.gpu),
         # The device's free memory, which DeepSpeed asks for, ignores a limit of the allocator.
         memory_bytes=None if room.capped else room.size_bytes,
@@ -71,7 +69,9 @@ def needed_bytes(resolved: Resolved, room: Room, *, world_size: int) -> int:
         return int((1 + SLACK) * tensors) + _around_bytes(resolved)
     around = STAGING_BYTES
     if not room.capped:
-        around += outside_bytes(room.gpu, grouped=world_size > 1, learnt=Calibration.load())
+        around += outside_bytes(
+            room.gpu, grouped=resolved.world_size > 1, learnt=Calibration.load()
+        )
     limit_bytes = room.size_bytes - around
     # live tensors alone are too large: the replay, which takes as long again, could only confirm it
     if prediction.peak_bytes > limit_bytes:

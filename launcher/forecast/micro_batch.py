@@ -199,7 +199,7 @@ def _planned(asked: RunConfig, sizes: Sequence[int], room: Room, ranks: int) -> 
 def _needed(asked: RunConfig, room: Room, ranks: int) -> Callable[[int], int]:
     def needed(size: int) -> int:
         run = run_of(asked, size, ranks, room.device_type, elsewhere=False)
-        return needed_bytes(run, room, world_size=ranks)
+        return needed_bytes(run, room)
 
     return needed
 

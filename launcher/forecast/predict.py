@@ -63,15 +63,13 @@ class Prediction:
 def predict(
     resolved: Resolved,
     *,
-    world_size: int,
-    device_type: str,
     rank: int | None = None,
     gpu: Gpu | None = None,
     memory_bytes: int | None = None,
 ) -> Prediction:
-    """Follow two steps of a resolved run, as rank `rank` of `world_size`; None for the worst: the
-    shards of the first one, or of the last one where those need more, and, where sequences are cut,
-    the part of the last one.
+    """Follow two steps of a resolved run, as rank `rank`; None for the worst: the shards of the
+    first one, or of the last one where those need more, and, where sequences are cut, the part of
+    the last one.
 
     The bytes are those of live tensors and workspaces; what a caching allocator makes of them, and
     the context of a GPU, come on top.
@@ -89,13 +87,13 @@ def predict(
         raise UserError(unknown)
 
     def followed(rank: int | None) -> tuple[Prediction, Buffers]:
-        seen, mesh = _seen(resolved, world_size, device_type, rank)
+        seen, mesh = _seen(resolved, rank)
         buffers = _built(replace(seen, memory_bytes=memory_bytes))
         return _followed(seen, mesh, buffers, gpu), buffers
 
     found, buffers = followed(rank)
     if rank is None and buffers.last_may_need_more:
-        last, _ = followed(world_size - 1)
+        last, _ = followed(resolved.world_size - 1)
         last_is_worse = last.peak_bytes > found.peak_bytes
         found = replace(last, other=found) if last_is_worse else replace(found, other=last)
     return found
@@ -161,10 +159,10 @@ def _frees_workspaces() -> bool:
     return torch.__version__.startswith("2.15.")
 
 
-def least_bytes(resolved: Resolved, *, world_size: int, device_type: str) -> int:
+def least_bytes(resolved: Resolved) -> int:
     """Return what the rank of `predict` has on its device in a later backward at least: parameters,
     the optimizer's states and the inputs of blocks. Quick, since nothing is traced for it."""
-    buffers = _built(_seen(resolved, world_size, device_type, None)[0])
+    buffers = _built(_seen(resolved, None)[0])
     buffers.build_states()
     # Whatever is recomputed, each block's input is kept or as much, but for the first one's, which
     # may need no gradient.
@@ -189,25 +187,23 @@ def _built(rank: Rank) -> Buffers:
     return buffers
 
 
-def traced(resolved: Resolved, *, world_size: int, device_type: str) -> MicroBatch:
+def traced(resolved: Resolved) -> MicroBatch:
     """The events of one micro-batch of the rank that `predict` calls the worst, without what
     kernels take."""
-    seen, mesh = _seen(resolved, world_size, device_type, None)
-    return _trace(seen, asked_of(resolved, mesh, device_type=device_type))
+    seen, mesh = _seen(resolved, None)
+    return _trace(seen, asked_of(resolved, mesh, device_type=resolved.device_type))
 
 
-def _seen(
-    resolved: Resolved, world_size: int, device_type: str, rank: int | None
-) -> tuple[Rank, Mesh]:
+def _seen(resolved: Resolved, rank: int | None) -> tuple[Rank, Mesh]:
     """A rank, and its place on the mesh; None as in `predict`."""
-    sharding, last = resolved.config.sharding, world_size - 1
-    mesh = Mesh.at(last if rank is None else rank, world_size, sharding)
+    sharding, ranks = resolved.config.sharding, resolved.world_size
+    mesh = Mesh.at(ranks - 1 if rank is None else rank, ranks, sharding)
     seen = Rank(
         resolved=resolved,
-        world_size=sharding.shard_ranks(world_size),
+        world_size=sharding.shard_ranks(ranks),
         # tensor-parallel ranks are adjacent, and have the same shards of their own matrices
         rank=(rank or 0) // sharding.tensor_parallel,
-        device_type=device_type,
+        device_type=resolved.device_type,
         model_parallel=mesh.model,
     )
     return seen, mesh

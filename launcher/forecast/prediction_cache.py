@@ -93,8 +93,6 @@ class PredictionCache:
     def _predict(self, run: Resolved) -> Prediction:
         found = predict(
             run,
-            world_size=self._cluster.world_size,
-            device_type=self._cluster.machine.device,
             gpu=find_gpu(self._cluster.gpu),
             memory_bytes=self._cluster.memory_bytes,
         )

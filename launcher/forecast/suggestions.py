@@ -10,7 +10,6 @@ import torch
 
 from launcher.config.compile_choice import is_tested
 from launcher.config.resolve import Resolved
-from launcher.config.rules import Setting
 from launcher.config.sharding import MODEL_PARALLEL
 from launcher.forecast.candidates import run_of
 from launcher.forecast.fit import Room, needed_bytes, verdict
@@ -55,21 +54,19 @@ class Suggestion:
 
 
 def suggestions(
-    failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
+    failed: Resolved, device: torch.device, *, ranks_per_node: int
 ) -> list[tuple[str, dict[str, Any]]]:
     """Find changes with which a run that was out of memory on this device would have fitted; return
     each as a line for the console and as an entry of `status.json`."""
     room = room_there_was(failed, device, ranks_per_node=ranks_per_node)
-    found = suggest(failed, room, world_size=world_size, ranks_per_node=ranks_per_node)
+    found = suggest(failed, room, ranks_per_node=ranks_per_node)
     return [(each.line(), asdict(each)) for each in found]
 
 
-def suggest(
-    failed: Resolved, room: Room, *, world_size: int, ranks_per_node: int
-) -> list[Suggestion]:
+def suggest(failed: Resolved, room: Room, *, ranks_per_node: int) -> list[Suggestion]:
     """Find at most three in the order of a plan: single changes, then pairs if those are few."""
-    search = _Search(failed, room, world_size, ranks_per_node)
-    kinds = list(_kinds(failed, world_size, room))
+    search = _Search(failed, room, ranks_per_node)
+    kinds = list(_kinds(failed, room))
     found = [each for kind in kinds for each in search.first_that_fits(kind)]
     for one, other in itertools.combinations(kinds, 2):
         if len(found) >= MOST:
@@ -79,17 +76,16 @@ def suggest(
 
 
 class _Search:
-    def __init__(self, failed: Resolved, room: Room, world_size: int, ranks_per_node: int) -> None:
+    def __init__(self, failed: Resolved, room: Room, ranks_per_node: int) -> None:
         self._failed = failed
         self._room = room
-        self._world_size = world_size
         self._ranks_per_node = ranks_per_node
         gpu = find_gpu(room.gpu)
         self._machine: Machine | None = None
         if gpu is not None:
             self._machine = Machine.of_gpu(gpu.name, ranks_per_node=ranks_per_node)
         # The run needed more than there was: if its prediction is lower, scale all of them.
-        needed = needed_bytes(failed, room, world_size=world_size)
+        needed = needed_bytes(failed, room)
         self._correction = max(1.0, room.size_bytes / needed)
         self._fitting: list[Changes] = []
         self._deadline_s = time.thread_time() + PATIENCE_S
@@ -113,11 +109,16 @@ class _Search:
             again: Changes = {"compile": None} if self._failed.compile_reason else {}
             again |= {"cuda_graphs": None} if self._failed.graphs_reason else {}
             config = self._failed.config.replace(**again | changes)
-            micro_batch, device_type = config.data.micro_batch, self._room.device_type
-            run = run_of(config, micro_batch, self._world_size, device_type, elsewhere=False)
+            run = run_of(
+                config,
+                config.data.micro_batch,
+                self._failed.world_size,
+                self._failed.device_type,
+                elsewhere=False,
+            )
         except UserError:  # incompatible with the other flags of the run
             return None
-        needed = int(self._correction * needed_bytes(run, self._room, world_size=self._world_size))
+        needed = int(self._correction * needed_bytes(run, self._room))
         if verdict(needed, self._room.size_bytes) != "fits":
             return None
         slower = None
@@ -141,13 +142,12 @@ class _Search:
         assert self._machine is not None
         return step_seconds(
             run,
-            world_size=self._world_size,
             gpus_per_node=self._ranks_per_node,
             machine=self._machine,
         ).total_s
 
 
-def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Changes]]:
+def _kinds(failed: Resolved, room: Room) -> Iterator[list[Changes]]:
     """Yield kinds of changes, from the least to the most intrusive; in each, mildest first."""
     config = failed.config
     if config.model.attention != "auto":  # which avoids T x T scores and masks where it can
@@ -155,7 +155,7 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
     if config.loop.cuda_graphs:  # whose recording has memory of its own
         yield [{"cuda_graphs": False}]
     size, total = config.data.micro_batch, failed.global_batch
-    share = total // config.sharding.data_ranks(world_size)
+    share, world_size = total // failed.data_ranks, failed.world_size
     halves = [size >> n for n in range(1, size.bit_length())]
     yield [{"micro_batch": n, "global_batch": total} for n in halves if share % n == 0]
     if size == 1 and world_size > 1:  # one sequence does not fit on one rank
@@ -175,10 +175,7 @@ def _kinds(failed: Resolved, world_size: int, room: Room) -> Iterator[list[Chang
         yield list(_shardings(failed))
     if room.gpu is not None:  # on a CPU the host is the device
         yield [dict(changes) for changes in variant_of(config).offloads.values()]
-        setting = Setting(
-            config=config, model=failed.model, world_size=world_size, device_type=room.device_type
-        )
-        if not config.loop.compiles and is_tested(setting):
+        if not config.loop.compiles and is_tested(failed):
             yield [{"compile": True}]  # last, since it takes seconds of the patience
 
 

@@ -85,10 +85,8 @@ class StepTime:
         return self.tokens / self.least_s
 
 
-def step_seconds(
-    resolved: Resolved, *, world_size: int, gpus_per_node: int, machine: Machine
-) -> StepTime:
-    """Predict a step's time on `world_size` ranks, `gpus_per_node` of them on each node.
+def step_seconds(resolved: Resolved, *, gpus_per_node: int, machine: Machine) -> StepTime:
+    """Predict a step's time, with `gpus_per_node` of the ranks on each node.
 
     Each micro-batch: forward, backward. Each step: those of all its micro-batches, then the
     optimizer. Gradients are exchanged as `launcher.forecast.collectives` says.
@@ -96,20 +94,18 @@ def step_seconds(
     Raises:
         UserError: the machine has no rate for the precision, or none for collectives.
     """
-    ranks_per_node = min(world_size, gpus_per_node)
+    ranks_per_node = min(resolved.world_size, gpus_per_node)
     machine = machine.shared_by(ranks_per_node)
     sharding = resolved.config.sharding
-    wire = Wire(resolved, world_size=world_size, device_type=machine.device)
+    wire = Wire(resolved)
     traffic = forecast_of(resolved.config).traffic(wire)
-    groups = groups_of(sharding, world_size=world_size, ranks_per_node=ranks_per_node)
+    groups = groups_of(sharding, world_size=resolved.world_size, ranks_per_node=ranks_per_node)
     hooks = hook_operators(resolved, traffic.hooks)
     works = passes_work(resolved)
     forward = compute_s(works[0], resolved, machine, hooks[0])
     backward = compute_s(works[1], resolved, machine, hooks[1])
     moves = timed(resolved, traffic, groups, machine)
-    update_s = optimizer_s(
-        resolved, world_size=world_size, ranks_per_node=ranks_per_node, machine=machine
-    )
+    update_s = optimizer_s(resolved, ranks_per_node=ranks_per_node, machine=machine)
     times = resolved.accumulation
     known = find_gpu(machine.name) is not None
     contention = (CONTENTION if known else 0.0) if machine.overlaps else None
@@ -221,9 +217,7 @@ def accumulate_s(resolved: Resolved, machine: Machine) -> float:
     return again * 12 * resolved.own_model.trained_parameter_count / machine.copy_bytes_per_s
 
 
-def optimizer_s(
-    resolved: Resolved, *, world_size: int, ranks_per_node: int, machine: Machine
-) -> float:
+def optimizer_s(resolved: Resolved, *, ranks_per_node: int, machine: Machine) -> float:
     """Norm, clipping and the update of this rank's share, where its states are.
 
     On a GPU memory-bound: the norm reads 4 bytes per parameter, clipping reads and writes 8, the
@@ -234,7 +228,7 @@ def optimizer_s(
     arXiv:2104.07857, section 5).
     """
     config, model = resolved.config, resolved.own_model
-    shard_ranks = config.sharding.shard_ranks(world_size) // config.sharding.replicate
+    shard_ranks = config.sharding.shard_ranks(resolved.world_size) // config.sharding.replicate
     strategy = strategy_of(config)
     element = strategy.dtypes(config).computed.itemsize
     sharded = strategy.variant(config.sharding).level > 0

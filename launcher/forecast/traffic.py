@@ -66,26 +66,21 @@ class Traffic:
 
 
 class Wire:
-    """The parameters of a run by when they travel, and the transfers that strategies share.
+    """The parameters of a run by when they travel, and the transfers that strategies share."""
 
-    Args:
-        world_size: all ranks.
-        device_type: cpu or cuda.
-    """
-
-    def __init__(self, resolved: Resolved, *, world_size: int, device_type: str) -> None:
+    def __init__(self, resolved: Resolved) -> None:
         config, model = resolved.config, resolved.own_model
         types = dtypes(config.optim)
         self.config = config
         self.sharding = config.sharding
         self.model = model
         """Computed by a rank."""
-        self.device_type = device_type
+        self.device_type = resolved.device_type
         self.of_another_trainer = resolved.of_another_trainer
         self.stored_bytes = types.stored.itemsize
         """Bytes of an element between steps."""
         self.computed_bytes = types.computed.itemsize
-        self.shard_ranks = self.sharding.shard_ranks(world_size) // self.sharding.replicate
+        self.shard_ranks = self.sharding.shard_ranks(resolved.world_size) // self.sharding.replicate
         self.blocks = _block_elements(model, self.computed_bytes)
         """Elements that are computed with; quantised weights count by their bytes."""
         self.embeddings = _embedding_elements(model)

@@ -38,7 +38,7 @@ class TooLarge(UserError):
     """A run that no setting of the allocator could fit."""
 
 
-def check_minimum_memory(resolved: Resolved, *, world_size: int, ranks_per_node: int) -> None:
+def check_minimum_memory(resolved: Resolved, *, ranks_per_node: int) -> None:
     """Compare the least memory that a run takes with all of this machine's, used or free, and swap.
 
     Raises:
@@ -48,14 +48,13 @@ def check_minimum_memory(resolved: Resolved, *, world_size: int, ranks_per_node:
     limit = config.measure.memory_limit
     if limit is not None and parse_bytes(limit, "--memory-limit") < MIB:
         raise TooLarge(f"--memory-limit {limit} is less than any model takes: give 1MiB or more")
-    states = _state_bytes(resolved, world_size)
+    states = _state_bytes(resolved)
     data = config.data
     # The micro-batch's tokens and targets, and its embeddings, which start every forward.
     element = strategy_of(config).dtypes(config).computed.itemsize
     batch = data.micro_batch * resolved.local_seq_len * (2 * TOKEN_BYTES + element * model.d_model)
     # This rank's rows of the global batch, in host memory.
-    data_ranks = resolved.config.sharding.data_ranks(world_size)
-    rows = resolved.global_batch // data_ranks * (resolved.seq_len + 1) * TOKEN_BYTES
+    rows = resolved.global_batch // resolved.data_ranks * (resolved.seq_len + 1) * TOKEN_BYTES
     sequences = f"--seq-len {resolved.seq_len}"
     on_device = {
         f"{_changed(config)}: the states of {model.parameter_count:,} parameters": states,
@@ -74,14 +73,14 @@ def check_minimum_memory(resolved: Resolved, *, world_size: int, ranks_per_node:
     _compare(on_host, there // ranks_per_node, share)
 
 
-def _state_bytes(resolved: Resolved, world_size: int) -> int:
+def _state_bytes(resolved: Resolved) -> int:
     """Return a lower bound of parameters, gradients and optimizer states on each rank's device;
     `check_offload` counts offloaded ones."""
     sharding, optim = resolved.config.sharding, resolved.config.optim
     strategy = strategy_of(resolved.config)
     types, variant = strategy.dtypes(resolved.config), strategy.variant(sharding)
     # ranks over which one replica's states are sharded
-    group = sharding.shard_ranks(world_size) // sharding.replicate
+    group = sharding.shard_ranks(resolved.world_size) // sharding.replicate
     entry = OPTIMIZERS[optim.optimizer]
     model = resolved.own_model
     count = model.trained_parameter_count

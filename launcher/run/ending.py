@@ -284,7 +284,6 @@ def _suggest(session: Session, world: World, load_forecast: LoadForecast | None)
         suggestions = load_forecast().suggestions(
             session.resolved,
             world.device,
-            world_size=world.size,
             ranks_per_node=world.local_size,
         )
     except Exception as error:

@@ -3,7 +3,6 @@
 import math
 
 from launcher.config.resolve import Resolved
-from launcher.config.rules import Setting
 from launcher.config.rules.compute import schedule, warmup
 from launcher.config.schema import RunConfig
 from launcher.data import Corpus
@@ -15,7 +14,7 @@ def steps_of_epochs(epochs: float, sequences: int, global_batch: int) -> int:
     return max(1, math.ceil(epochs * sequences / global_batch))
 
 
-def with_steps(resolved: Resolved, corpus: Corpus, *, world_size: int) -> RunConfig:
+def with_steps(resolved: Resolved, corpus: Corpus) -> RunConfig:
     """Return the config with the steps of its epochs.
 
     Raises:
@@ -25,13 +24,7 @@ def with_steps(resolved: Resolved, corpus: Corpus, *, world_size: int) -> RunCon
     assert epochs is not None
     sequences = corpus.train.sequence_count(resolved.seq_len)
     steps = steps_of_epochs(epochs, sequences, resolved.global_batch)
-    config = resolved.config.replace(steps=steps, epochs=None)
-    setting = Setting(
-        config=config,
-        model=resolved.model,
-        world_size=world_size,
-        device_type=config.loop.device,
-    )
-    for sentence in (*warmup(setting), *schedule(setting)):
+    found = resolved.changed(steps=steps, epochs=None)
+    for sentence in (*warmup(found), *schedule(found)):
         raise UserError(sentence)
-    return config
+    return found.config

@@ -17,7 +17,7 @@ from launcher.strategies.ledger import Ledger
 class Forecast(Protocol):
     """Memory budget of blocks, prediction of a run, suggestions after out of memory."""
 
-    def within_budget(self, resolved: Resolved, *, world_size: int) -> Resolved:
+    def within_budget(self, resolved: Resolved) -> Resolved:
         """Divide the bytes of `--activation-checkpointing budget=...` among the blocks.
 
         Raises:
@@ -45,7 +45,7 @@ class Forecast(Protocol):
         """
 
     def suggestions(
-        self, failed: Resolved, device: torch.device, *, world_size: int, ranks_per_node: int
+        self, failed: Resolved, device: torch.device, *, ranks_per_node: int
     ) -> Sequence[tuple[str, dict[str, Any]]]:
         """Return the cheapest changes with which a run that ran out of memory would have fitted,
         each as a line for the console, with flags to paste, and as an entry of `status.json`."""

@@ -72,9 +72,9 @@ def prepare(
     micro_batch_open = config.data.leaves_micro_batch_open  # else the resumed run's
     resolved = _possible_here(config, saved, world_size=world_size, ranks_per_node=ranks_per_node)
     config = resolved.config
-    check_minimum_memory(resolved, world_size=world_size, ranks_per_node=ranks_per_node)
+    check_minimum_memory(resolved, ranks_per_node=ranks_per_node)
     if resolved.model.checkpointing.budget_bytes is not None:
-        resolved = _budgeted(resolved, load_forecast, world_size=world_size)
+        resolved = _budgeted(resolved, load_forecast)
     require_loggers(config.measure.loggers)
     out = config.loop.out or default_run_folder(resolved)
     if not resume.reopens:
@@ -96,7 +96,7 @@ def prepare(
     if config.loop.epochs is not None:
         from launcher.run.epochs import with_steps
 
-        config = with_steps(resolved, corpus, world_size=world_size)
+        config = with_steps(resolved, corpus)
     if checkpoint is not None:
         check_tokenizer(checkpoint, corpus, config.data.tokenizer)
         check_steps(resume, checkpoint.step, config.loop)
@@ -215,15 +215,13 @@ def with_compilers(resolved: Resolved) -> Resolved:
     return resolved
 
 
-def _budgeted(
-    resolved: Resolved, load_forecast: LoadForecast | None, *, world_size: int
-) -> Resolved:
+def _budgeted(resolved: Resolved, load_forecast: LoadForecast | None) -> Resolved:
     if load_forecast is None:
         raise UserError(
             f"--activation-checkpointing {resolved.model.activation_checkpointing}: a budget is "
             "divided by the forecast, which this start lacks: name what each block keeps"
         )
-    return load_forecast().within_budget(resolved, world_size=world_size)
+    return load_forecast().within_budget(resolved)
 
 
 def _segments_may_expand() -> bool:

@@ -308,7 +308,7 @@ def count_once(case: Case, world: World) -> dict[str, Any]:
     release(engine)
     if not world.is_main:
         return {}
-    prediction = predict(resolved, world_size=world.size, device_type="cpu", rank=world.rank)
+    prediction = predict(resolved, rank=world.rank)
     trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
     found: dict[str, int] = defaultdict(int)
     for (period, _), size in memory.peaks.items():

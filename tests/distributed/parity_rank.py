@@ -60,7 +60,7 @@ def _run(case: Case, world: World) -> dict[str, Any]:
     counters.clear()
     config = case.config()
     resolved = resolve(config, world_size=world.size, device_type="cpu")
-    resolved = within_budget(resolved, world_size=world.size)
+    resolved = within_budget(resolved)
     corpus = open_corpus(
         resolved.config.data, vocab_size=BASE["vocab_size"], seq_len=resolved.seq_len
     )

@@ -75,7 +75,7 @@ def compare(flags: tuple[str, ...], world_size: int) -> dict[str, Any]:
     peaks = memory.peaks
     release(engine)
     gc.collect()
-    prediction = predict(resolved, world_size=world_size, device_type="cpu", rank=0)
+    prediction = predict(resolved, rank=0)
     trained = [size for (period, _), size in prediction.peaks.items() if period != "init"]
     return {
         "parameters": resolved.model.parameter_count,

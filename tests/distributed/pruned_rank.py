@@ -97,9 +97,7 @@ def looked_at(engine: Engine, prepared: Prepared, pruned: str, world: World) -> 
             packed = np.packbits(stay, bitorder="little")[shard.start : shard.stop]
             counts["wrong_bits"] += int((packed != shard.data.cpu().numpy()).sum())
     held = engine.count_states().ledger(world.device).device
-    predicted = predict(
-        prepared.resolved, world_size=world.size, device_type="cpu", rank=world.rank
-    ).held.device
+    predicted = predict(prepared.resolved, rank=world.rank).held.device
     mine = {
         **counts,
         "held": [dataclasses.asdict(held)[f"{line}_bytes"] for line in LINES],

@@ -112,9 +112,7 @@ def test_gradients_that_are_held_against_infinity_have_a_stream_of_their_own(
     peak = max(step["reserved_peak_bytes"] for step in run.records("step"))
     config = ("--config", str(run.folder / "config.yaml"))
     resolved = resolve(parse_run_config(config), world_size=1, device_type="cuda")
-    planned = reserved(
-        predict(resolved, world_size=1, device_type="cuda", gpu=GPU), resolved, limit_bytes=None
-    )
+    planned = reserved(predict(resolved, gpu=GPU), resolved, limit_bytes=None)
     assert planned.peak_reserved_bytes == pytest.approx(peak, abs=2 * MIB)
 
 

@@ -158,7 +158,6 @@ def _step_s(planned: Planned) -> float:
     run = planned.assessment.run
     seconds = step_seconds(
         run,
-        world_size=cluster.world_size,
         gpus_per_node=cluster.ranks_per_node,
         machine=cluster.machine,
     ).total_s

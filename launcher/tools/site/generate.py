@@ -115,8 +115,8 @@ def structures() -> dict[str, Structure]:
     """
     found: dict[str, Structure] = {}
     for config in _configs():
-        for run, world_size in _runs(config):
-            model, compute, seq_len = _asked_of_trace(run, world_size)
+        for run in _runs(config):
+            model, compute, seq_len = _asked_of_trace(run)
             for padded in (False, True):
                 low = compute.autocast or compute.params_dtype.itemsize == 2
                 if padded and not low:
@@ -148,15 +148,15 @@ def _configs() -> Iterator[RunConfig]:
                         yield config.replace(seq_len=2 * model.window)
 
 
-def _runs(config: RunConfig) -> Iterator[tuple[Resolved, int]]:
+def _runs(config: RunConfig) -> Iterator[Resolved]:
     for world_size in _WORLD_SIZES:
         planned = choices(
             config, _UNCUT, world_size=world_size, ranks_per_node=8, device_type="cuda"
         )
-        yield from ((choice.runs[0], world_size) for choice in planned)
+        yield from (choice.runs[0] for choice in planned)
 
 
-def _asked_of_trace(run: Resolved, world_size: int) -> tuple[ModelConfig, Compute, int]:
+def _asked_of_trace(run: Resolved) -> tuple[ModelConfig, Compute, int]:
     found: list[TraceRequest] = []
 
     def note(asked: TraceRequest) -> None:
@@ -164,7 +164,7 @@ def _asked_of_trace(run: Resolved, world_size: int) -> tuple[ModelConfig, Comput
         raise _Collected
 
     with mock.patch.object(trace, "stored_trace", note), contextlib.suppress(_Collected):
-        traced(run, world_size=world_size, device_type="cuda")
+        traced(run)
     return found[0].model, found[0].compute, found[0].seq_len
 
 

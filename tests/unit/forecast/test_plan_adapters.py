@@ -72,10 +72,7 @@ def test_gradients_and_states_are_in_proportion_to_the_rank(label: str) -> None:
     parts = RANKS if VARIANTS[label].level else 1
     assert gradients[4] == 4 * runs[4].model.trained_parameter_count // parts
 
-    held = {
-        rank: predict(run, world_size=world_size_of(label), device_type="cpu").held.device
-        for rank, run in runs.items()
-    }
+    held = {rank: predict(run).held.device for rank, run in runs.items()}
     # Two moments of each element, and a counter for each tensor.
     further = 8 * (runs[8].model.trained_parameter_count - runs[4].model.trained_parameter_count)
     assert held[8].optimizer_bytes - held[4].optimizer_bytes == further // parts
@@ -87,7 +84,7 @@ def test_gradients_and_states_are_in_proportion_to_the_rank(label: str) -> None:
 def test_frozen_bytes_are_those_of_the_weights(label: str, precision: str) -> None:
     run = run_of(label, 8, precision=precision)
     frozen = [p for p in parameters_of(run.model) if not p.trained]
-    held = predict(run, world_size=world_size_of(label), device_type="cpu").held.device
+    held = predict(run).held.device
     element = 4 if precision == "fp32" else 2
     expected = element * sum(p.elements for p in frozen)
     if VARIANTS[label].shards_parameters:

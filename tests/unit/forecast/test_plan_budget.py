@@ -49,9 +49,8 @@ def run_of(
     return resolve(config, world_size=world_size, device_type=device)
 
 
-def kept(run: Resolved, world_size: int = 2) -> int:
-    device_type = run.config.loop.device
-    return sum(kept_bytes(traced(run, world_size=world_size, device_type=device_type)))
+def kept(run: Resolved) -> int:
+    return sum(kept_bytes(traced(run)))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_a_budget_is_used_and_never_exceeded(model: str, device: str, share: flo
     least, most = (kept(run_of(m, device=device, **MODELS[model])) for m in ("full", "none"))
     budget = int(least + share * (most - least)) + least // 8
     asked = run_of(f"budget={budget}B", device=device, **MODELS[model])
-    run = within_budget(asked, world_size=2)
+    run = within_budget(asked)
     used = kept(run)
     assert used <= budget, run.model.activation_checkpointing
     assert used >= budget - most / 8, run.model.activation_checkpointing
@@ -74,7 +73,7 @@ def test_a_budget_is_used_and_never_exceeded(model: str, device: str, share: flo
 
 def test_a_resume_comes_to_the_same_budget() -> None:
     asked = run_of("budget=300KiB", **MODELS["llama"])
-    assert within_budget(asked, world_size=2) == within_budget(asked, world_size=2)
+    assert within_budget(asked) == within_budget(asked)
 
 
 def test_a_deep_model_comes_within_5_percent() -> None:
@@ -82,7 +81,7 @@ def test_a_deep_model_comes_within_5_percent() -> None:
     least, most = (kept(run_of(mode, **deep)) for mode in ("full", "none"))
     for share in (0.3, 0.9):
         budget = int(least + share * (most - least))
-        run = within_budget(run_of(f"budget={budget}B", **deep), world_size=2)
+        run = within_budget(run_of(f"budget={budget}B", **deep))
         assert 0.95 * budget <= kept(run) <= budget
 
 
@@ -100,10 +99,10 @@ def test_a_run_keeps_what_was_planned(share: float) -> None:
         return found
 
     full = run_of("full", 1, **GPT2)
-    least, most = kept(full, 1), kept(run_of("none", 1, **GPT2), 1)
+    least, most = kept(full), kept(run_of("none", 1, **GPT2))
     budget = int(least + share * (most - least))
-    run = within_budget(run_of(f"budget={budget}B", 1, **GPT2), world_size=1)
-    assert alive(run) - alive(full) == kept(run, 1) - least
+    run = within_budget(run_of(f"budget={budget}B", 1, **GPT2))
+    assert alive(run) - alive(full) == kept(run) - least
 
 
 def test_the_most_flops_for_a_byte_come_first_and_the_last_blocks_keep_most() -> None:
@@ -125,13 +124,13 @@ def test_the_most_flops_for_a_byte_come_first_and_the_last_blocks_keep_most() ->
 def test_less_than_the_least_is_refused_with_the_least() -> None:
     least = kept(run_of("full", **GPT2))
     with pytest.raises(UserError, match=rf"8 blocks .* budget={least}B, or a smaller"):
-        within_budget(run_of(f"budget={least - 1}B", **GPT2), world_size=2)
-    run = within_budget(run_of(f"budget={least}B", **GPT2), world_size=2)
+        within_budget(run_of(f"budget={least - 1}B", **GPT2))
+    run = within_budget(run_of(f"budget={least}B", **GPT2))
     assert run.model.activation_checkpointing == "full"
 
 
 def test_a_choice_that_was_made_can_be_given() -> None:
-    made = within_budget(run_of("budget=768KiB", **GPT2), world_size=2)
+    made = within_budget(run_of("budget=768KiB", **GPT2))
     given = run_of(made.model.activation_checkpointing, **GPT2)
     assert "/" in made.model.activation_checkpointing
     assert given.model == made.model

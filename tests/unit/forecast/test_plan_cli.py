@@ -52,7 +52,7 @@ def test_the_command_of_the_best_is_ready_to_run(
     # A run before it starts, and the suggestions after it ran out of memory, say the same.
     run = resolve(config, world_size=4, device_type="cuda")
     room = Room(size_bytes=best["memory_bytes"], gpu="A100-40GB", capped=False)
-    assert best["used_bytes"] == needed_bytes(run, room, world_size=4)
+    assert best["used_bytes"] == needed_bytes(run, room)
     assert parse_run_config(["--config", str(files[2])]).sharding == config.sharding
     assert yaml.safe_load(files[2].read_text())["global_batch"] == 32
     # Every way of sharding is there once, each with a ledger whose lines add up.

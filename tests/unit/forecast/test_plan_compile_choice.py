@@ -85,8 +85,8 @@ def test_a_recording_that_takes_too_much_is_advised_against() -> None:
     assert failed.config.loop.cuda_graphs
     eager = resolve(config.replace(cuda_graphs=False), world_size=1, device_type="cuda")
     unlimited = Room(size_bytes=2**40, gpu=A100, capped=True)
-    needed, least = (needed_bytes(run, unlimited, world_size=1) for run in (failed, eager))
+    needed, least = (needed_bytes(run, unlimited) for run in (failed, eager))
     assert least < needed
     room = Room(size_bytes=int(least / 0.945), gpu=A100, capped=True)
-    found = suggest(failed, room, world_size=1, ranks_per_node=1)
+    found = suggest(failed, room, ranks_per_node=1)
     assert "--no-cuda-graphs" in [one.flags for one in found]

@@ -335,8 +335,6 @@ def test_tuning_takes_the_l2_cache_of_the_gpu() -> None:
     small, large = (
         predict(
             resolved,
-            world_size=1,
-            device_type="cuda",
             gpu=replace(gpu_named("H100"), l2_mib=l2_mib),
         )
         for l2_mib in (40, 60)

@@ -29,15 +29,15 @@ from launcher.measure.hardware import gpu_named
 QUIET: dict[str, Any] = {"steps": 1, "activation_checkpointing": "none"}
 
 
-def run_of(gpus: int = 1, **changes: Any) -> Resolved:
+def run_of(gpus: int = 1, device_type: str = "cuda", **changes: Any) -> Resolved:
     config = RunConfig().replace(**{**QUIET, **changes})
-    return resolve(config, world_size=gpus, device_type="cuda")
+    return resolve(config, world_size=gpus, device_type=device_type)
 
 
 def time_on(gpu: str, gpus: int = 1, *, per_node: int = 8, **changes: Any) -> StepTime:
     machine = Machine.of_gpu(gpu, ranks_per_node=min(gpus, per_node))
     run = run_of(gpus, **changes)
-    return step_seconds(run, world_size=gpus, gpus_per_node=per_node, machine=machine)
+    return step_seconds(run, gpus_per_node=per_node, machine=machine)
 
 
 def test_tiles_go_in_waves() -> None:
@@ -174,17 +174,15 @@ def test_compiled_blocks_are_faster_and_fp8_only_then() -> None:
 
 def test_hooks_of_each_strategy() -> None:
     def hooks(device_type: str = "cuda", **changes: Any) -> Hooks:
-        run = run_of(8, model="gpt2", precision="bf16", micro_batch=1, **changes)
-        wire = Wire(run, world_size=8, device_type=device_type)
-        return forecast_of(run.config).traffic(wire).hooks
+        run = run_of(8, device_type, model="gpt2", precision="bf16", micro_batch=1, **changes)
+        return forecast_of(run.config).traffic(Wire(run)).hooks
 
     tensors = 12 * 12 + 4  # 6 modules of a weight and a bias, two embeddings and the last norm
     assert hooks(strategy="ddp") == Hooks()
     assert hooks("cpu", strategy="fsdp") == Hooks(groups=13)
     assert hooks(strategy="fsdp") == Hooks(groups=4)  # four blocks of 13.5 MiB each
     run = dataclasses.replace(run_of(8, model="gpt2", strategy="fsdp"), of_another_trainer=True)
-    wire = Wire(run, world_size=8, device_type="cuda")
-    assert forecast_of(run.config).traffic(wire).hooks == Hooks(groups=13)
+    assert forecast_of(run.config).traffic(Wire(run)).hooks == Hooks(groups=13)
     assert hooks(zero=1) == Hooks(gradients=tensors)
     assert hooks(zero=2) == Hooks(gradients=2 * tensors)
     # Two embeddings, the last norm and the head, whose weight may be the embedding's.

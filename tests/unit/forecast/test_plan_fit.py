@@ -18,7 +18,7 @@ def test_block_inputs_on_their_way_to_the_host_and_back_are_still_reserved() -> 
         heads=2,
         micro_batch=512,
     )
-    found = predict(run, world_size=1, device_type="cuda")
+    found = predict(run)
     replayed = replay(found.events, found.streams, expandable_segments=run.expandable_segments)
     input_bytes = 2 * 128 * 512 * run.seq_len
     expected = replayed.peak_reserved_bytes + 2 * 6 * input_bytes

@@ -185,7 +185,7 @@ def test_every_parameter_travels_once(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(fields))
     changes = {"model": str(tmp_path), "decoder": "transformers", "seq_len": 16}
     run = resolve(RunConfig().replace(**changes), world_size=2, device_type="cpu")
-    wire = Wire(run, world_size=2, device_type="cpu")
+    wire = Wire(run)
     rest = run.model.parameter_count - (wire.embeddings + wire.blocks + wire.head)
     assert 0 <= rest <= 2 * run.model.d_model  # of the last norm
 

@@ -88,7 +88,7 @@ def test_on_a_gpu_the_plan_chooses_among_divisors(
     def needed(size: int) -> int:
         config = parse_run_config([*flags, f"--micro-batch={size}"], world_size=2)
         run = resolve(config, world_size=2, device_type="cuda")
-        return needed_bytes(run, room, world_size=2)
+        return needed_bytes(run, room)
 
     assert needed(size) <= 0.95 * room.size_bytes < needed(2 * size)
     config = parse_run_config([*flags, chosen], world_size=2)
@@ -237,9 +237,7 @@ def test_a_larger_micro_batch_needs_more_and_deepspeed_most(flags: str, ranks: i
             f"--layers=2 --d-model=64 --heads=4 --context=32 --vocab-size=260 --micro-batch={size} "
             f"--tokenizer=byte {flags}".split()
         )
-        return needed_bytes(
-            resolve(config, world_size=ranks, device_type="cpu"), room, world_size=ranks
-        )
+        return needed_bytes(resolve(config, world_size=ranks, device_type="cpu"), room)
 
     sizes = [needed(size) for size in (1, 8, 64)]
     assert sizes == sorted(set(sizes))

@@ -36,9 +36,7 @@ def peaks(
         )
         run = resolve(config, world_size=world_size, device_type=device_type)
         gpu = find_gpu("H100") if device_type == "cuda" else None
-        found.append(
-            predict(run, world_size=world_size, device_type=device_type, gpu=gpu).peak_bytes
-        )
+        found.append(predict(run, gpu=gpu).peak_bytes)
     return found
 
 

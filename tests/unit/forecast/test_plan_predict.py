@@ -42,7 +42,7 @@ def resolved_of(world_size: int, accumulation: int = 1, **changes: Any) -> Resol
 
 def predicted(world_size: int, device_type: str = "cpu", **changes: Any) -> Prediction:
     resolved = resolved_of(world_size, device_type=device_type, **changes)
-    return predict(resolved, world_size=world_size, device_type=device_type)
+    return predict(resolved)
 
 
 def measured(resolved: Resolved) -> tuple[dict[tuple[str, str], int], int]:
@@ -90,7 +90,7 @@ def test_one_process(
         **more,
     )
     peaks, held_bytes = measured(resolved)
-    prediction = predict(resolved, world_size=1, device_type="cpu")
+    prediction = predict(resolved)
     assert prediction.held.device.states_bytes == held_bytes
     for key, size in peaks.items():
         assert prediction.peaks[key] == pytest.approx(size, rel=0.002), key
@@ -188,8 +188,7 @@ def test_offloaded_block_inputs_are_on_the_host_but_for_two() -> None:
 def test_cublas_has_a_workspace_for_each_of_two_threads_from_the_first_step_on() -> None:
     resolved = resolved_of(1, device_type="cuda")
     without, given = (
-        predict(resolved, world_size=1, device_type="cuda", gpu=gpu)
-        for gpu in (None, replace(gpu_named("H100"), multiprocessors=0))
+        predict(resolved, gpu=gpu) for gpu in (None, replace(gpu_named("H100"), multiprocessors=0))
     )
     init = ("init", "build")
     assert given.peaks[init] == without.peaks[init]
@@ -216,7 +215,7 @@ def test_with_torch_2_11_biases_are_added_in_workspaces_of_their_own(
         monkeypatch.setattr(torch, "__version__", version)
         resolved = resolved_of(1, device_type="cuda", **changes)
         gpu = gpu_named("H100")
-        found = predict(resolved, world_size=1, device_type="cuda", gpu=gpu)
+        found = predict(resolved, gpu=gpu)
         return found.peaks["steady", "data"]
 
     own = 0 if changes.get("bias") == "none" else MIB
@@ -230,7 +229,7 @@ def test_with_torch_2_15_a_workspace_is_held_by_a_product_alone(
     for version in ("2.14.1+cu130", "2.15.0+cu132"):
         monkeypatch.setattr(torch, "__version__", version)
         resolved = resolved_of(1, device_type="cuda")
-        found.append(predict(resolved, world_size=1, device_type="cuda", gpu=gpu))
+        found.append(predict(resolved, gpu=gpu))
     kept, once = (one.peaks["steady", "backward"] for one in found)
     assert kept - once == gpu.cublas_workspace_bytes == 32 * MIB
 
@@ -242,7 +241,7 @@ def test_an_optimizer_in_the_backward_of_fsdp_has_the_stream_of_its_messages(
     how: dict[str, Any] = {"optimizer": optimizer, "optimizer_in_backward": True, "clip": 0}
     run = resolved_of(2, device_type="cuda", strategy="fsdp", **how)
     gpu = gpu_named("h100")
-    found = predict(run, world_size=2, device_type="cuda", gpu=gpu)
+    found = predict(run, gpu=gpu)
     left = dict[int, int]()
     for storage, size_bytes in found.events:
         if found.streams.get(storage) == "reduce":
@@ -258,10 +257,7 @@ def test_the_workspace_of_an_optimizer_in_the_backward_begins_with_its_first_pro
     how: dict[str, Any] = {"optimizer": optimizer, "optimizer_in_backward": True, "clip": 0}
     run = resolved_of(2, device_type="cuda", strategy="fsdp", **how)
     gpus = (gpu_named("h100"), None)
-    on_gpu, nowhere = (
-        predict(run, world_size=2, device_type="cuda", gpu=gpu).peaks["first_step", "forward"]
-        for gpu in gpus
-    )
+    on_gpu, nowhere = (predict(run, gpu=gpu).peaks["first_step", "forward"] for gpu in gpus)
     assert on_gpu - nowhere == 2 * 32 * MIB  # the forward's and the backward's
 
 
@@ -329,7 +325,7 @@ def test_thousands_of_ranks_and_billions_of_parameters() -> None:
         world_size=4096,
         device_type="cuda",
     )
-    prediction = predict(resolved, world_size=4096, device_type="cuda")
+    prediction = predict(resolved)
     # 16 bytes per parameter over the ranks, and rows that do not divide.
     held = prediction.held.device.states_bytes
     assert held == pytest.approx(12 * resolved.model.parameter_count / 4096, rel=0.5)
@@ -397,9 +393,7 @@ def test_a_plan_is_of_the_last_rank_where_that_needs_more(strategy: str) -> None
     more = STRATEGIES[strategy] | _LAST_NEEDS_MORE[strategy]
     accumulation = 1 if strategy == "zero2" else 2
     resolved = resolved_of(3, accumulation, device_type="cuda", precision="bf16", **more)
-    first, last, plan = (
-        predict(resolved, world_size=3, device_type="cuda", rank=rank) for rank in (0, 2, None)
-    )
+    first, last, plan = (predict(resolved, rank=rank) for rank in (0, 2, None))
     assert first.peak_bytes < last.peak_bytes == plan.peak_bytes
     uses = [reserved(each, resolved, limit_bytes=None) for each in (first, last, plan)]
     one, other, both = (use.peak_reserved_bytes for use in uses)
@@ -413,7 +407,7 @@ def test_a_plan_reserves_what_the_last_rank_does_where_that_reserves_more() -> N
     resolved = resolved_of(2, device_type="cuda", micro_batch=4, **STRATEGIES["zero1"], **more)
     uses = [
         reserved(
-            predict(resolved, world_size=2, device_type="cuda", rank=rank),
+            predict(resolved, rank=rank),
             resolved,
             limit_bytes=None,
         )

@@ -92,8 +92,6 @@ def test_a_kernel_that_is_not_installed_here_is_planned(kernel: str) -> None:
     used = [
         predict(
             tried(*flags, f"--attention={each}", gpus=2)[0].runs[0],
-            world_size=2,
-            device_type="cuda",
         ).peak_bytes
         for each in (kernel, "sdpa")
     ]
@@ -109,8 +107,7 @@ def test_stage_2_lays_weights_end_to_end_on_the_host_where_there_is_no_room_for_
     run = resolve(parse_run_config(flags.split()), world_size=8, device_type="cuda")
     weights = 2 * run.model.parameter_count
     ample, scarce = (
-        predict(run, world_size=8, device_type="cuda", memory_bytes=size)
-        for size in (int(2.1 * weights), int(1.9 * weights))
+        predict(run, memory_bytes=size) for size in (int(2.1 * weights), int(1.9 * weights))
     )
     init = [found.peaks["init", "build"] for found in (ample, scarce)]
     assert init[0] > 1.9 * weights > 1.4 * weights > init[1] > weights
@@ -193,7 +190,7 @@ def test_events_that_were_summed_up_come_back_one_by_one() -> None:
     """The single events that an allocator replays have the peak that the sums have."""
     flags = "--model gpt2 --layers 3 --zero 3 --precision bf16 --global-batch 8 --micro-batch 2"
     run = resolve(parse_run_config(flags.split()), world_size=2, device_type="cuda")
-    found = predict(run, world_size=2, device_type="cuda")
+    found = predict(run)
     use = replay(found.events, found.streams, limit_bytes=None, expandable_segments=True)
     assert use.peak_allocated_bytes == found.peak_bytes
     alive: dict[int, int] = {}
@@ -238,8 +235,8 @@ def test_states_are_never_more_than_the_highest_moment(flags: str) -> None:
     ways = {choice.label: choice for choice in tried(*flags.split(), gpus=4)}
     for choice in ways.values():
         run = choice.runs[0]
-        least = least_bytes(run, world_size=4, device_type="cuda")
-        predicted = predict(run, world_size=4, device_type="cuda")
+        least = least_bytes(run)
+        predicted = predict(run)
         assert least <= predicted.peak_bytes, choice.label
         assert 0 < predicted.micro_batch_bytes <= predicted.peaks["steady", "backward"]
         assert least > 0 or "+cpu" in choice.label

@@ -35,7 +35,7 @@ def resolved(flags: str, ranks: int, device_type: str = "cpu") -> Resolved:
 
 def suggestions_for(flags: str, ranks: int, room: Room) -> list[Suggestion]:
     failed = resolved(flags, ranks, room.device_type)
-    return suggest(failed, room, world_size=ranks, ranks_per_node=ranks)
+    return suggest(failed, room, ranks_per_node=ranks)
 
 
 def test_a_run_that_takes_the_suggestion_completes(tmp_path: Path) -> None:
@@ -65,17 +65,17 @@ def test_a_run_that_takes_the_suggestion_completes(tmp_path: Path) -> None:
 def test_blocks_that_keep_a_part_are_advised_to_keep_nothing(kept: str) -> None:
     flags = f"--micro-batch=64 --loss-chunk=256 --activation-checkpointing={kept}"
     room = Room(size_bytes=67 * 2**20, gpu=None, capped=True)
-    failed = within_budget(resolved(flags, 1), world_size=1)
-    found = [one.flags for one in suggest(failed, room, world_size=1, ranks_per_node=1)]
+    failed = within_budget(resolved(flags, 1))
+    found = [one.flags for one in suggest(failed, room, ranks_per_node=1)]
     assert "--activation-checkpointing full" in found
 
 
 def test_scores_that_attention_need_not_hold_are_advised_against() -> None:
     shape = "--context=2048 --micro-batch=1 --precision=bf16"
     failed = resolved(f"{shape} --attention=eager", 1, "cuda")
-    needed = needed_bytes(failed, Room(size_bytes=2**36, gpu=A100, capped=False), world_size=1)
+    needed = needed_bytes(failed, Room(size_bytes=2**36, gpu=A100, capped=False))
     room = Room(size_bytes=needed * 2 // 3, gpu=A100, capped=False)
-    first = suggest(failed, room, world_size=1, ranks_per_node=1)[0]
+    first = suggest(failed, room, ranks_per_node=1)[0]
     assert first.flags == "--attention auto"
 
 
@@ -90,7 +90,7 @@ def test_every_suggestion_fits_and_keeps_the_global_batch(strategy: str, ranks: 
         # pasted behind the flags that failed
         run = resolved(f"{flags} {one.flags}", ranks)
         assert run.global_batch == 64 * ranks
-        assert needed_bytes(run, room, world_size=ranks) <= one.needed_bytes
+        assert needed_bytes(run, room) <= one.needed_bytes
         assert one.needed_bytes <= TIGHT_FROM * room.size_bytes
         assert one.slower is None  # of a CPU without a profile nothing is known
 
@@ -98,7 +98,7 @@ def test_every_suggestion_fits_and_keeps_the_global_batch(strategy: str, ranks: 
 def test_on_a_known_gpu_the_cheapest_comes_first() -> None:
     flags = "--micro-batch=256 --precision=fp32"
     size_bytes = needed_bytes(
-        resolved(flags, 2, "cuda"), Room(size_bytes=2**40, gpu=A100, capped=True), world_size=2
+        resolved(flags, 2, "cuda"), Room(size_bytes=2**40, gpu=A100, capped=True)
     )
     found = suggestions_for(flags, 2, Room(size_bytes=int(0.8 * size_bytes), gpu=A100, capped=True))
     costs = [one.slower for one in found if one.slower is not None]
@@ -112,10 +112,10 @@ def test_blocks_that_were_tested_are_advised_to_be_compiled() -> None:
     failed, compiled = resolved(flags, 1, "cuda"), resolved(f"{flags} --compile", 1, "cuda")
     assert not failed.config.loop.compiles  # 300 small steps do not pay for it
     room = Room(size_bytes=2**40, gpu=A100, capped=True)
-    before, after = (needed_bytes(run, room, world_size=1) for run in (failed, compiled))
+    before, after = (needed_bytes(run, room) for run in (failed, compiled))
     assert after < 0.85 * before
     tight = Room(size_bytes=int(after / 0.85), gpu=A100, capped=True)
-    found = [one.flags for one in suggest(failed, tight, world_size=1, ranks_per_node=1)]
+    found = [one.flags for one in suggest(failed, tight, ranks_per_node=1)]
     assert "--compile" in found
 
 
@@ -123,14 +123,14 @@ def test_suggestions_are_in_the_order_of_a_plan() -> None:
     ranks = 4
     flags = "--strategy=ddp --micro-batch=4 --precision=bf16 --d-model=1024 --layers=8"
     failed = resolved(flags, ranks, "cuda")
-    needed = needed_bytes(failed, Room(size_bytes=2**40, gpu=A100, capped=True), world_size=ranks)
+    needed = needed_bytes(failed, Room(size_bytes=2**40, gpu=A100, capped=True))
     room = Room(size_bytes=int(0.9 * needed), gpu=A100, capped=True)
-    found = suggest(failed, room, world_size=ranks, ranks_per_node=ranks)
+    found = suggest(failed, room, ranks_per_node=ranks)
     machine = Machine.of_gpu("A100-40GB", ranks_per_node=ranks)
     merits = []
     for one in found:
         run = resolved(f"{flags} {one.flags}", ranks, "cuda")
-        time = step_seconds(run, world_size=ranks, gpus_per_node=ranks, machine=machine)
+        time = step_seconds(run, gpus_per_node=ranks, machine=machine)
         merits.append(
             Merit(
                 verdict="fits",
@@ -146,13 +146,13 @@ def test_suggestions_are_in_the_order_of_a_plan() -> None:
 def test_adapters_are_proposed_where_a_model_is_fine_tuned(tmp_path: Path) -> None:
     scratch = parse_run_config([*MODEL.split(), "--micro-batch=2", "--d-model=512"])
     failed = resolve(scratch, world_size=1, device_type="cpu")
-    whole_bytes = needed_bytes(failed, Room(size_bytes=2**40, gpu=None, capped=True), world_size=1)
+    whole_bytes = needed_bytes(failed, Room(size_bytes=2**40, gpu=None, capped=True))
     room = Room(size_bytes=int(0.7 * whole_bytes), gpu=None, capped=True)
     flags: dict[bool, list[str]] = {}
     for begun in (False, True):
         config = scratch.replace(init_from=tmp_path) if begun else scratch
         failed = resolve(config, world_size=1, device_type="cpu")
-        found = suggest(failed, room, world_size=1, ranks_per_node=1)
+        found = suggest(failed, room, ranks_per_node=1)
         flags[begun] = [one.flags for one in found]
         for one in found:
             if one.flags == "--lora-rank 8":
@@ -165,9 +165,9 @@ def test_of_a_run_with_adapters_the_base_is_quantised(tmp_path: Path) -> None:
     flags = [*MODEL.split(), "--micro-batch=1", "--seq-len=16", "--d-model=512", "--lora-rank=8"]
     config = parse_run_config([*flags, "--precision=bf16"]).replace(init_from=tmp_path)
     failed = resolve(config, world_size=1, device_type="cpu")
-    needed = needed_bytes(failed, Room(size_bytes=2**40, gpu=None, capped=True), world_size=1)
+    needed = needed_bytes(failed, Room(size_bytes=2**40, gpu=None, capped=True))
     room = Room(size_bytes=int(0.97 * needed), gpu=None, capped=True)
-    found = [one.flags for one in suggest(failed, room, world_size=1, ranks_per_node=1)]
+    found = [one.flags for one in suggest(failed, room, ranks_per_node=1)]
     assert any("--quantize-base" in one for one in found)
 
 
@@ -179,13 +179,11 @@ def test_where_nothing_helps_nothing_is_said() -> None:
 def test_a_run_that_should_have_fitted_teaches_caution() -> None:
     """It ran out of memory, so that a prediction as high as its own cannot be believed."""
     flags = "--micro-batch=64"
-    needed = needed_bytes(
-        resolved(flags, 1), Room(size_bytes=2**40, gpu=None, capped=True), world_size=1
-    )
+    needed = needed_bytes(resolved(flags, 1), Room(size_bytes=2**40, gpu=None, capped=True))
     room = Room(size_bytes=2 * needed, gpu=None, capped=True)
     for one in suggestions_for(flags, 1, room):
         run = resolved(f"{flags} {one.flags}", 1)
-        assert one.needed_bytes >= 1.9 * needed_bytes(run, room, world_size=1)
+        assert one.needed_bytes >= 1.9 * needed_bytes(run, room)
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.label)

@@ -61,9 +61,7 @@ def resolved(world_size: int = 8, device_type: str = "cuda", **changes: Any) -> 
 
 
 def predict(machine: Machine = LINKS_ONLY, world_size: int = 8, **changes: Any) -> StepTime:
-    return step_seconds(
-        resolved(world_size, **changes), world_size=world_size, gpus_per_node=8, machine=machine
-    )
+    return step_seconds(resolved(world_size, **changes), gpus_per_node=8, machine=machine)
 
 
 def test_bytes_sent_in_a_ring() -> None:
@@ -215,7 +213,7 @@ def test_compute_adds_up() -> None:
     run = resolved(world_size=1)
     work, _ = passes_work(run)
     expected = work.matmul_flops / 1e6 + work.attention_flops / 2e6 + work.elementwise_bytes / 4e6
-    time = step_seconds(run, world_size=1, gpus_per_node=8, machine=machine)
+    time = step_seconds(run, gpus_per_node=8, machine=machine)
     assert time.forward_s == pytest.approx(expected)
     assert time.tokens == 3 * 16
     assert time.tokens_per_s == pytest.approx(48 / time.total_s)
@@ -231,7 +229,7 @@ def test_compute_adds_up() -> None:
 MODEL = resolved().model
 ALL = MODEL.parameter_count
 # (100 + 16) x 8, the tied head among them
-EMBEDDINGS = Wire(resolved(), world_size=1, device_type="cpu").embeddings
+EMBEDDINGS = Wire(resolved()).embeddings
 BLOCKS = MODEL.layers * MODEL.block_parameter_count
 LINK_S = 7 / 8 / 1e9  # per byte of a gather or reduce-scatter over 8 ranks
 
@@ -330,7 +328,7 @@ def test_on_a_cpu_nothing_hides() -> None:
 
 def test_the_optimizer_of_a_gpu_is_bound_by_its_memory() -> None:
     machine = dataclasses.replace(LINKS_ONLY, copy_bytes_per_s=1e3)
-    shared: dict[str, Any] = {"world_size": 8, "ranks_per_node": 8, "machine": machine}
+    shared: dict[str, Any] = {"ranks_per_node": 8, "machine": machine}
     whole = 40 * ALL / 1e3  # 4 for the norm, 8 to clip, 28 for AdamW
     assert optimizer_s(resolved(strategy="ddp"), **shared) == pytest.approx(whole)
     assert optimizer_s(resolved(strategy="fsdp"), **shared) == pytest.approx(whole / 8)
@@ -343,7 +341,7 @@ def test_another_optimizer_takes_its_own_time() -> None:
     machine = dataclasses.replace(
         LINKS_ONLY, copy_bytes_per_s=1e3, matmul_flops_per_s={"fp32": 1.0, "bf16": 1e3}
     )
-    shared: dict[str, Any] = {"world_size": 1, "ranks_per_node": 1, "machine": machine}
+    shared: dict[str, Any] = {"ranks_per_node": 1, "machine": machine}
     # Tensors this small keep moments in fp32, also with 8 bits.
     moved = {"adam": 28, "sgd": 20, "adafactor": 108, "adamw8bit": 28}
     for optimizer, update_bytes in moved.items():
@@ -419,7 +417,7 @@ def test_states_on_nvme_are_read_and_written_by_all_ranks_of_a_node() -> None:
     machine = dataclasses.replace(LINKS_ONLY, disk_read_bytes_per_s=2e3, disk_write_bytes_per_s=1e3)
     run = resolved(zero=3)
     nvme = dataclasses.replace(run, config=run.config.replace(offload_optimizer="nvme"))
-    seconds = optimizer_s(nvme, world_size=8, ranks_per_node=8, machine=machine)
+    seconds = optimizer_s(nvme, ranks_per_node=8, machine=machine)
     assert seconds == pytest.approx(12 * ALL / 2e3 + 12 * ALL / 1e3)
 
 
@@ -440,7 +438,7 @@ def test_large_worlds_of_a_known_gpu(flags: dict[str, Any]) -> None:
     previous = 0.0
     for world_size in (8, 64, 512, 4096):
         run = resolve(config, world_size=world_size, device_type="cuda")
-        time = step_seconds(run, world_size=world_size, gpus_per_node=8, machine=machine)
+        time = step_seconds(run, gpus_per_node=8, machine=machine)
         assert 0 < time.exposed_communication_s <= time.communication_s
         assert time.tokens_per_s > previous  # weak scaling: never less than with fewer
         previous = time.tokens_per_s
@@ -452,7 +450,7 @@ def test_h100_trains_gpt2_xl_at_a_believable_rate() -> None:
         world_size=8,
         device_type="cuda",
     )
-    time = step_seconds(run, world_size=8, gpus_per_node=8, machine=Machine.of_gpu("H100"))
+    time = step_seconds(run, gpus_per_node=8, machine=Machine.of_gpu("H100"))
     flops_per_s = time.tokens_per_s * flops_per_token(run.model, 1024) / 8
     assert 0.3 < flops_per_s / 989.4e12 < 0.7
 
@@ -487,7 +485,7 @@ def test_only_deepspeeds_bf16_optimizer_waits_for_the_backward(
     changes: dict[str, Any], hideable: bool
 ) -> None:
     run = resolved(zero=1, **changes)
-    wire = Wire(run, world_size=8, device_type="cpu")
+    wire = Wire(run)
     reduced = forecast_of(run.config).traffic(wire).last_backward[0]
     assert (reduced.kind, reduced.hideable) == ("all_reduce", hideable)
 

@@ -142,6 +142,6 @@ def test_dropout_keeps_masks_of_a_byte_and_no_scores(
         **flags,
     )
     run = resolve(config, world_size=1, device_type="cuda")
-    peak = predict(run, world_size=1, device_type="cuda").peak_bytes
+    peak = predict(run).peak_bytes
     logits = 125 * 256 * run.model.vocab_size * 4
     assert (peak + logits_copies * logits) / GIB == pytest.approx(published_gib, rel=0.06)

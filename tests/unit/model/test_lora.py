@@ -471,7 +471,7 @@ def test_what_could_never_fit_is_counted_in_its_own_bytes() -> None:
         changes = {"model": "llama-3.1-8b", "lora_rank": 8, "quantize_base": kind}
         config = RunConfig().replace(**changes, precision="bf16", micro_batch=1)
         run = resolve(config, world_size=1, device_type="cpu")
-        sizes.append(_state_bytes(run, 1) / run.model.parameter_count)
+        sizes.append(_state_bytes(run) / run.model.parameter_count)
     assert sizes == pytest.approx([2.01, 1.16, 0.72], abs=0.02)
 
 

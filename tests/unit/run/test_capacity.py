@@ -23,7 +23,7 @@ def test_a_host_that_is_short_is_not_said_to_lack_what_a_gpu_holds(
     config = parse_run_config(["--model=gpt2-xl", "--device=cuda", "--micro-batch=4"])
     resolved = resolve(config, world_size=1, device_type="cuda")
     with pytest.raises(UserError, match=r"^1 rank on this machine and the rest need .*host"):
-        capacity.check_minimum_memory(resolved, world_size=1, ranks_per_node=1)
+        capacity.check_minimum_memory(resolved, ranks_per_node=1)
 
 
 @pytest.mark.parametrize("resumes", [False, True])

@@ -87,15 +87,15 @@ def test_a_resolved_run_says_what_it_has(
 
 def test_a_run_needs_less_where_segments_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     anywhere = Room(size_bytes=2**40, gpu=A100, capped=True)
-    growing = needed_bytes(resolved(), anywhere, world_size=1)
+    growing = needed_bytes(resolved(), anywhere)
     monkeypatch.setenv(GENERAL, OFF)
-    fixed = needed_bytes(resolved(), anywhere, world_size=1)
+    fixed = needed_bytes(resolved(), anywhere)
     assert growing < 0.98 * fixed
     between = (growing + fixed) // 2
     room = Room(size_bytes=between, gpu=A100, capped=True)
-    assert verdict(needed_bytes(resolved(), room, world_size=1), between) == "does not fit"
+    assert verdict(needed_bytes(resolved(), room), between) == "does not fit"
     monkeypatch.delenv(GENERAL)
-    assert verdict(needed_bytes(resolved(), room, world_size=1), between) != "does not fit"
+    assert verdict(needed_bytes(resolved(), room), between) != "does not fit"
 
 
 def test_a_plan_follows_and_says_so(

@@ -15,7 +15,7 @@ def planned(flags: str, world_size: int) -> Prediction:
     config = parse_run_config([*f"{flags} {SHORT}".split(), f"--global-batch={world_size}"])
     resolved = resolve(config, world_size=world_size, device_type="cuda")
     gpu = find_gpu("NVIDIA H100 80GB HBM3")
-    return predict(resolved, world_size=world_size, device_type="cuda", rank=0, gpu=gpu)
+    return predict(resolved, rank=0, gpu=gpu)
 
 
 def test_a_bucket_ends_behind_what_makes_it_too_large() -> None:

@@ -58,7 +58,7 @@ def test_a_models_fraction_is_met_within_a_sub_group(fraction: float) -> None:
 
 def held(flags: str) -> tuple[dict[str, int], dict[str, int]]:
     run = resolved(f"--precision bf16 {flags}")
-    found = predict(run, world_size=RANKS, device_type="cuda").held
+    found = predict(run).held
     names = ("master", "optimizer", "grads")
     device, host = (
         {name: getattr(lines, f"{name}_bytes") for name in names}
@@ -102,7 +102,7 @@ def test_the_host_updates_and_sends_its_part_only() -> None:
 
     def seconds(flags: str) -> float:
         run = resolved(flags)
-        return optimizer_s(run, world_size=RANKS, ranks_per_node=RANKS, machine=machine)
+        return optimizer_s(run, ranks_per_node=RANKS, machine=machine)
 
     offloaded, on_device = seconds("--zero 3 --offload-optimizer cpu"), seconds("--zero 3")
     assert offloaded > 2 * on_device

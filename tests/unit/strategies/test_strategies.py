@@ -60,7 +60,7 @@ def test_no_number_for_a_version_that_nobody_has_held_it_against(
     run = resolve(RunConfig().replace(zero=2), world_size=2, device_type="cpu")
     pretend(monkeypatch, deepspeed="9.9.9")
     with pytest.raises(UserError, match=r"zero are known for deepspeed 0\.19, and this is 9\.9\.9"):
-        predict(run, world_size=2, device_type="cpu")
+        predict(run)
     left = {choice.label for choice in choices(RunConfig(), set(), **places)}
     assert left == {"ddp", "fsdp", "fsdp-grad-op", "fsdp+cpu"}
     pretend(monkeypatch, torch="9.9.9+cu")

@@ -151,7 +151,7 @@ def test_a_smaller_model_plans_trains_exports_and_writes(
     config = parse_run_config([f"--init-from={out}", "--device=cpu", "--strategy=single"])
     resolved = resolve(config, world_size=1, device_type="cpu")
     assert resolved.model.parameter_count == expected
-    held = predict(resolved, world_size=1, device_type="cpu").held.device
+    held = predict(resolved).held.device
     assert (held.params_bytes, held.masks_bytes) == (4 * expected, 0)
     begins = [f"--init-from={out}", f"--data={text}", "--device=cpu", "--steps=2"]
     prepared = prepare(begins, world_size=1, ranks_per_node=1)
@@ -184,7 +184,7 @@ def test_a_masked_run_is_planned_with_its_masks(run: Path, text: Path, tmp_path:
     weights = 2 * (4 * 48 * 48 + 2 * 192 * 48)
     for flags, expected in (((), weights // 8), (("--no-masks",), 0)):
         resolved = prepare([*begins, *flags], world_size=1, ranks_per_node=1).resolved
-        held = predict(resolved, world_size=1, device_type="cpu").held.device
+        held = predict(resolved).held.device
         assert held.masks_bytes == expected
         engine = build_engine(resolved, start("cpu", timeout_s=60.0, needs_group=False))
         count = engine.count_states().ledger(torch.device("cpu")).device
