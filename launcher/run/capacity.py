@@ -16,7 +16,6 @@ import psutil
 from launcher.config.resolve import Resolved
 from launcher.config.schema import RunConfig
 from launcher.measure.host_memory import available_host_bytes, host_bytes
-from launcher.model.config import ModelConfig
 from launcher.optim.registry import OPTIMIZERS, states_of
 from launcher.strategies import strategy_of
 from launcher.strategies.parameters import frozen_bytes, trained_shapes
@@ -123,21 +122,21 @@ def _compare(parts: dict[str, int], there: int, where: str) -> None:
         )
 
 
-def check_offload(
-    config: RunConfig, model: ModelConfig, *, world_size: int, ranks_per_node: int
-) -> None:
+def check_offload(resolved: Resolved, *, ranks_per_node: int) -> None:
     """Refuse offload that does not fit on this machine; for NVMe, clean its folder and build
     DeepSpeed's I/O.
 
     Raises:
         UserError: with the figures; or DeepSpeed's I/O cannot be built.
     """
+    config = resolved.config
     on_disk = config.sharding.flags_to("nvme")
     if not (on_disk or config.sharding.flags_to("cpu")):
         return
     from launcher.strategies.offload_sizes import offload_sizes
 
-    sizes = offload_sizes(config, model, config.sharding.shard_ranks(world_size))
+    shard_ranks = config.sharding.shard_ranks(resolved.world_size)
+    sizes = offload_sizes(config, resolved.own_model, shard_ranks)
     _check_host(config, sizes, ranks_per_node)
     if on_disk:
         from launcher.strategies.zero import nvme_build, nvme_folder

@@ -91,7 +91,7 @@ def prepare(
         raise UserError(f"--out {config.loop.out}: ended without a checkpoint: give another one")
     else:
         check_init_from(resolved)
-    check_offload(config, resolved.own_model, world_size=world_size, ranks_per_node=ranks_per_node)
+    check_offload(resolved, ranks_per_node=ranks_per_node)
     corpus = _corpus_of(resolved)
     if config.loop.epochs is not None:
         from launcher.run.epochs import with_steps

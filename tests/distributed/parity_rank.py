@@ -64,7 +64,7 @@ def _run(case: Case, world: World) -> dict[str, Any]:
     corpus = open_corpus(
         resolved.config.data, vocab_size=BASE["vocab_size"], seq_len=resolved.seq_len
     )
-    check_offload(resolved.config, resolved.model, world_size=world.size, ranks_per_node=world.size)
+    check_offload(resolved, ranks_per_node=world.size)
     traced = config.measure.memory_trace
     with TracedMemory(world.device).trace if traced else contextlib.nullcontext():
         torch.manual_seed(world.rank)

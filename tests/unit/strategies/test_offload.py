@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused_with_the_figures(flags: str, tmp_path: Pat
     )
     figures = r"--offload-optimizer .*: [\d.]+GiB of host memory are needed for 4 ranks on this "
     with pytest.raises(UserError, match=figures + r"machine, but [\d.]+GiB are free: "):
-        capacity.check_offload(run.config, run.model, world_size=4, ranks_per_node=4)
+        capacity.check_offload(run, ranks_per_node=4)
 
 
 def test_a_disk_that_is_too_small_is_refused(tmp_path: Path) -> None:
