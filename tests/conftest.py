@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -37,3 +39,12 @@ def _corpus_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ.setdefault("SHARDSCALE_CACHE", str(shared / "corpora"))
+
+
+@pytest.fixture(autouse=True)
+def _compiled_apart() -> Iterator[None]:
+    """Forget what a test has compiled: for a second shape torch would compile it for any shape,
+    which takes a minute and not seconds, and after eight variants not at all."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

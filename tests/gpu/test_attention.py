@@ -22,12 +22,6 @@ KINDS: tuple[AttentionKind, ...] = ("sdpa", "flash", "flex")
 CONFIG = ModelConfig(vocab_size=64, context=300, layers=2, heads=2, d_model=128)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_compiled_before() -> None:
-    """After eight variants of a function, dynamo gives up on it, and flex would run unfused."""
-    torch._dynamo.reset()
-
-
 def _setting(dtype: torch.dtype, window: int | None) -> AttentionSetting:
     return AttentionSetting(
         device_type="cuda",

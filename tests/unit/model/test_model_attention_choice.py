@@ -254,4 +254,3 @@ def test_flex_never_goes_on_unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FailOnRecompileLimitHit):
         attend(torch.float16)
     flex._compiled.cache_clear()
-    torch._dynamo.reset()

@@ -202,7 +202,6 @@ def test_products_of_adapters_are_told_from_those_of_projections(
 )
 def test_compiled_blocks_keep_what_is_named(mode: str, kept: tuple[int, int]) -> None:
     """The widths of what is as long as a micro-batch and as wide as qkv or mlp-up."""
-    torch._dynamo.reset()
     saved: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
