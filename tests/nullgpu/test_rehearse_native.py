@@ -158,6 +158,30 @@ while True:
     assert products_s / 2 < found.step_s - rank["seconds"]["messages_s"] < 0.7 * products_s
 
 
+def test_a_thread_computes_in_the_middle_of_another_ones_product() -> None:
+    program = """\
+import threading
+import torch
+def beside(one, other):
+    thread = threading.Thread(target=few.cos)
+    thread.start()
+    thread.join()
+    return torch.addmm(one.new_zeros(1), one, other)
+library = torch.library.Library("aten", "IMPL")
+library.impl("mm", beside, "CUDA")
+few, many = torch.ones(8, device="cuda"), torch.ones(4096, 4096, device="cuda")
+weight = torch.nn.Parameter(many.clone())
+optimizer = torch.optim.SGD([weight], lr=0.1)
+while True:
+    (many @ weight).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    (rank,) = shardscale.rehearse(program, gpu="T4").record["ranks"]
+    flops = 2 * 2 * 4096**3  # no gradient of the inputs
+    assert rank["seconds"]["products_s"] == pytest.approx(flops / 8.1e12, rel=0.4)
+
+
 def test_a_loader_that_is_forked_in_the_step_that_is_priced() -> None:
     program = """\
 import torch

@@ -42,6 +42,7 @@ class Timeline:
         self._numbers: dict[Any, int] = {}
         self._operators: list[dict[str, Any]] = []
         self._inside = threading.local()
+        self._adding = threading.Lock()  # threads of DataParallel and of autograd run side by side
         self._undo: list[Any] = []
         self._left_out: set[str] = set()
         self._host_bytes = 0
@@ -107,21 +108,22 @@ class Timeline:
         self._library.shardscale_timeline_wait(self._stream())
 
     @contextlib.contextmanager
-    def operator(self, key: Any, described: dict[str, Any]) -> Iterator[None]:
+    def operator(self, key: Any, described: dict[str, Any]) -> Iterator[bool]:
         """Have what reaches the device meanwhile be this operator's; inside of another, that one's.
-        `key` is equal for operators that cost the same."""
+        `key` is equal for operators that cost the same; yield True for the first with this key."""
         if getattr(self._inside, "an_operator", False):
-            yield
+            yield False
             return
-        number = self._numbers.get(key)
-        if number is None:
-            self._operators.append(described)
-            number = self._numbers[key] = len(self._operators)
+        with self._adding:
+            number = self._numbers.setdefault(key, len(self._operators) + 1)
+            first = number > len(self._operators)
+            if first:
+                self._operators.append(described)
         self._inside.an_operator = True
         in_hook = getattr(self._inside, "a_hook", False)
         self._library.shardscale_timeline_operator(number, self._stream(), in_hook)
         try:
-            yield
+            yield first
         finally:
             self._library.shardscale_timeline_operator(0, None, False)
             self._inside.an_operator = False
@@ -142,10 +144,6 @@ class Timeline:
         """Add the bytes of an operator on the host, such as an optimizer's there."""
         if not self._left_out and all(tensor.is_cpu for tensor in tensors):
             self._host_bytes += sum(tensor.nbytes for tensor in tensors)
-
-    def has(self, described: dict[str, Any]) -> bool:
-        """Return True for the description that was just added."""
-        return bool(self._operators) and self._operators[-1] is described
 
     def _stream(self) -> Any:
         device = torch._C._cuda_getDevice()
@@ -220,9 +218,9 @@ class _Mode(TorchDispatchMode):
         ranks = _ranks(func, args)
         key = (func, _described((args, kwargs), hashable=True), ranks)
         described = {"name": f"{func._schema.name}.{func._overloadname}", "ranks": ranks}
-        with self._timeline.operator(key, described):
+        with self._timeline.operator(key, described) as first:
             out = func(*args, **kwargs)
-        if "out" not in described and self._timeline.has(described):
+        if first:
             described |= {"args": _described(args), "kwargs": _described(kwargs)}
             described["out"] = _described(out)
         return out
