@@ -41,7 +41,7 @@ def disk_rates(folder: Path, size_bytes: int) -> tuple[float, float, bool]:
 
 def _open(path: str) -> tuple[int, bool]:
     """Open for direct I/O if possible; returns the file and whether it is direct."""
-    with contextlib.suppress(OSError):  # tmpfs and some overlays refuse it
+    with contextlib.suppress(OSError):  # tmpfs and some overlays lack it
         return os.open(path, os.O_RDWR | os.O_DIRECT), True
     return os.open(path, os.O_RDWR), False
 

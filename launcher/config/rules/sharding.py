@@ -14,7 +14,7 @@ _OFFLOADS: Final = (
     ("offload_optimizer", "nvme", ("--zero 3",)),
     ("offload_param", "nvme", ("--zero 3",)),
 )
-"""Field, value, and where the states or parameters are sharded in a way that can be offloaded."""
+"""Field, value, and where states or parameters are sharded in a way that can be offloaded."""
 
 
 def strategy(setting: Setting) -> Iterator[str]:
@@ -41,8 +41,8 @@ def offload(setting: Setting) -> Iterator[str]:
         if getattr(chosen, name) == value and here not in places:
             *others, last = places
             needed = f"{', '.join(others)} or {last}" if others else last
-            instead = "use cpu" if value == "nvme" else "leave it out"
-            yield f"{as_flags({name: value})} needs {needed}, not {here}: give it, or {instead}"
+            given = as_flags({name: value})
+            yield f"{given} needs {needed}, not {here}: change that, or leave it out"
     # All other optimizer states are in one place: FSDP's where the parameters are, those of lower
     # stages in a flat buffer of all matrices.
     if chosen.offload_fraction < 1 and (here, chosen.offload_optimizer) != ("--zero 3", "cpu"):

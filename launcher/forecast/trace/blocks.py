@@ -89,7 +89,7 @@ def shallow(model: ModelConfig) -> tuple[ModelConfig, list[int], list[int]]:
     """Return a model of representative blocks, the numbers that they have in the deep model, and
     for each block of that one the block that represents it."""
     words = model.checkpointing.blocks(model.layers)
-    # Blocks of one kind have the same events, neighbours apart.
+    # Blocks of one kind between blocks of the same kinds have the same events.
     kinds = [*words]
     if model.lora is not None:
         kinds[0] += ", input without gradient"
