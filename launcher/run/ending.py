@@ -26,6 +26,7 @@ from launcher.util.errors import ExitCode, Failure, UserError, tell
 from launcher.util.sizes import gib
 
 _AGAIN_AFTER_S = 0.02
+_FIRST_LEAVES_WITHIN_S = 5.0
 _TIMEOUTS = ("timed out waiting", "application timeout")  # gloo's words, by where it waits
 
 
@@ -117,6 +118,11 @@ def refuse(error: UserError | Failure, *, by_all: bool = False) -> NoReturn:
     for a failure."""
     if by_all or os.environ.get("LOCAL_RANK", "0") == "0":
         tell(error)
+    else:
+        # Were it to leave first, the agent would end rank 0 before its sentence. So rank 0 leaves
+        # first, and the agent ends this one; without an agent it leaves by itself.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_FIRST_LEAVES_WITHIN_S)
     code = ExitCode.FAILED if isinstance(error, Failure) else ExitCode.REFUSED
     leave(code, together=False)
 

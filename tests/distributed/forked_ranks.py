@@ -21,6 +21,8 @@ import torch
 from launcher.parallel.rendezvous import LOOPBACK, listening_store
 from launcher.strategies.zero.engine import import_deepspeed
 
+GRACE_S = 30  # torchrun's
+
 
 class Request(TypedDict):
     """A group of ranks that is to run `main` of a module."""
@@ -67,9 +69,16 @@ def run_group(main: Callable[[], Any], request: Request) -> int:
         ranks.remove(child)
         if status and not first:
             first = os.waitstatus_to_exitcode(status)
-            for other in ranks:
-                os.kill(other, signal.SIGKILL)
+            end(ranks, signal.SIGTERM)
+            signal.signal(signal.SIGALRM, lambda *_: end(ranks, signal.SIGKILL))
+            signal.alarm(GRACE_S)
+    signal.alarm(0)
     return first
+
+
+def end(ranks: set[int], number: int) -> None:
+    for rank in ranks:
+        os.kill(rank, number)
 
 
 def become_process(request: Request) -> None:

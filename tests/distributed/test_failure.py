@@ -20,6 +20,7 @@ from harness import (
     TIMEOUT_S,
     TORCHRUN,
     environment,
+    run_ranks,
     torchrun,
     train,
     write_text,
@@ -180,6 +181,13 @@ def test_an_exception_on_one_rank(
     assert status["phase"] == f"step of step {step}"
     assert status["reason"] == "RuntimeError: the moments went missing"
     assert status["exit_code"] == FAILED
+
+
+def test_a_rank_that_rejects_sooner_leaves_rank_0_its_sentence(tmp_path: Path) -> None:
+    done = run_ranks((2, "late_rank", f"--data={tmp_path}/absent.txt"))
+    assert done.returncode == REFUSED
+    assert done.stderr.count("shardscale: ") == 1
+    assert "absent.txt" in done.stderr
 
 
 def test_a_rank_that_hangs(text: Path, tmp_path: Path) -> None:
