@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from launcher.measure.hardware import find_gpu, is_rehearsal
 from launcher.util.files import default_cache_dir, replace_text
-from launcher.util.sizes import gib
+from launcher.util.sizes import counted, gib
 
 SCHEMA_VERSION: Final = 2
 """Version 1 noted rehearsals, too, whose seconds are the host's."""
@@ -119,8 +119,7 @@ def _median(known: Constant) -> float:
 
 
 def _runs(known: Constant) -> str:
-    count = len(known["values"])
-    return f"{count} run{'s' if count > 1 else ''} (last {known['last']})"
+    return f"{counted(len(known['values']), 'run')} (last {known['last']})"
 
 
 def _fixed_key(gpu: str, *, grouped: bool) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from launcher.parallel.rendezvous import stay_on_this_node, store_of_ranks
 from launcher.util.errors import Failure, UserError, one_line
 from launcher.util.flags import is_number
+from launcher.util.sizes import counted
 from launcher.util.startup import allocator_variable, importing
 
 OWN_AGENT = "SHARDSCALE_TORCHRUN"  # for ranks of our own torchrun: nodes, or MIN:MAX of them
@@ -126,10 +127,9 @@ def choose_device(wanted: str, ranks_per_node: int) -> str:
     if wanted == "auto" and gpus == 0:
         return "cpu"
     if gpus < ranks_per_node and not (gpus == 1 and _has_own_gpu(os.environ)):
-        few = f"this machine has {gpus} GPU" + ("" if gpus == 1 else "s")
         start = f"start {gpus} with --nproc {gpus}, or " if gpus else ""
         raise UserError(
-            f"{ranks_per_node} ranks need {ranks_per_node} GPUs, but {few}: "
+            f"this machine has {counted(gpus, 'GPU')} for {counted(ranks_per_node, 'rank')}: "
             f"{start}train on the CPU with --device cpu"
         )
     return "cuda"

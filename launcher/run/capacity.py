@@ -22,7 +22,7 @@ from launcher.strategies.parameters import frozen_bytes, trained_shapes
 from launcher.util.errors import UserError
 from launcher.util.files import nearest_existing
 from launcher.util.flags import as_flags
-from launcher.util.sizes import MIB, gib, parse_bytes
+from launcher.util.sizes import MIB, counted, gib, parse_bytes
 
 if TYPE_CHECKING:
     from launcher.strategies.offload_sizes import OffloadSizes
@@ -60,7 +60,7 @@ def check_minimum_memory(resolved: Resolved, *, ranks_per_node: int) -> None:
         f"--micro-batch {data.micro_batch} with {sequences}: its embeddings": batch,
     }
     on_host = {
-        f"{_ranks(ranks_per_node)} on this machine": PROCESS_BYTES,
+        f"{counted(ranks_per_node, 'rank')} on this machine": PROCESS_BYTES,
         f"--global-batch {data.global_batch} with {sequences}: its tokens": rows,
     }
     if config.loop.device == "cuda":
@@ -156,8 +156,8 @@ def _check_host(config: RunConfig, sizes: "OffloadSizes", ranks: int) -> None:
         sharding = config.sharding
         flags = f"{sharding.flags_to('cpu')} {sharding.flags_to('nvme')}".strip()
         raise UserError(
-            f"{flags}: {gib(needed)} of host memory are needed for {_ranks(ranks)} on this "
-            f"machine, but {gib(free)} are free: use more machines or a smaller model"
+            f"{flags}: {gib(needed)} of host memory are needed for {counted(ranks, 'rank')} on "
+            f"this machine, but {gib(free)} are free: use more machines or a smaller model"
             + ("" if "nvme" in flags else ", or --offload-optimizer nvme")
         )
 
@@ -166,8 +166,8 @@ def _check_disk(flags: str, path: Path, sizes: "OffloadSizes", ranks: int) -> No
     needed, free = ranks * sizes.disk_bytes, shutil.disk_usage(path).free
     if needed > free:
         raise UserError(
-            f"{flags}: {gib(needed)} are needed in --nvme-path {path} for {_ranks(ranks)} on this "
-            f"machine, but {gib(free)} are free: make room, or give another disk"
+            f"{flags}: {gib(needed)} are needed in --nvme-path {path} for {counted(ranks, 'rank')} "
+            f"on this machine, but {gib(free)} are free: make room, or give another disk"
         )
 
 
@@ -188,10 +188,6 @@ def _may_lock_any() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> CAP_IPC_LOCK & 1)
     return False
-
-
-def _ranks(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def check_checkpoint_room(out: Path, resolved: Resolved) -> None:

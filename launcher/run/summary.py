@@ -32,7 +32,7 @@ from launcher.run.prepare import Prepared
 from launcher.run.training_record import TrainingRecord
 from launcher.strategies import variant_of
 from launcher.util.errors import Failure
-from launcher.util.sizes import gib
+from launcher.util.sizes import counted, gib
 
 FEW_TOKENS = 1000
 """Below this many tokens, a perplexity is mostly the choice of its text."""
@@ -75,8 +75,8 @@ def introduction(
         *default_text(prepared.resolved.config),
         *unused_rows(prepared.resolved.config, model.vocab_size, prepared.corpus.vocab_size),
         f"{record.steps} steps of {record.global_batch} x {record.seq_len} tokens: micro-batch "
-        f"{record.micro_batch} x {data_ranks} ranks x {record.accumulation} accumulated; "
-        f"seed {prepared.resolved.config.loop.seed}; run folder {folder}",
+        f"{record.micro_batch} x {counted(data_ranks, 'rank')} x {record.accumulation} "
+        f"accumulated; seed {prepared.resolved.config.loop.seed}; run folder {folder}",
         _saves_line(prepared.resolved.config.loop),
         *_repeats(record, prepared.corpus),
         *_example_lines(prepared, world),

@@ -31,6 +31,11 @@ def parse_bytes(text: str, flag: str) -> int:
     return int(size)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 rank`, `2 ranks`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def gib(size_bytes: int | None) -> str:
     """Format bytes in the unit that fits (`3.20GiB`, `512.0MiB`); `n/a` if unknown."""
     if size_bytes is None:

@@ -14,6 +14,7 @@ from launcher.optim.choice import PRECISIONS
 from launcher.util.errors import MOST_CHARACTERS, UserError, naming, one_line
 from launcher.util.flags import flag
 from launcher.util.json_file import JsonObject
+from launcher.util.sizes import counted
 
 LONGEST_LINE = 1000
 
@@ -124,7 +125,7 @@ def _batch(
     if accumulation is None and "global_batch" not in file.fields:
         return {}
     accumulated = int(accumulation or 1)
-    ranks = "1 rank" if data_ranks == 1 else f"{data_ranks} ranks"
+    ranks = counted(data_ranks, "rank")
     if micro is None and total is not None:
         micro, rest = divmod(total, accumulated * data_ranks)
         if rest:

@@ -6,6 +6,7 @@ from typing import Final
 from launcher.config.rules import Rule, Setting
 from launcher.model.foreign.config import ForeignConfig
 from launcher.util.flags import as_flags
+from launcher.util.sizes import counted
 
 _OFFLOADS: Final = (
     ("offload_optimizer", "cpu", ("--strategy fsdp", "--zero 1", "--zero 2", "--zero 3")),
@@ -73,8 +74,8 @@ def replicate(setting: Setting) -> Iterator[str]:
         fitting = [n for n in range(1, min(ranks, 256) + 1) if ranks % n == 0]
         of_tensor = f" ({size} with --tensor-parallel {tensor})" if tensor > 1 else ""
         yield (
-            f"--replicate {replicas} does not divide {ranks} ranks{of_tensor}: use one of "
-            + ", ".join(map(str, fitting))
+            f"--replicate {replicas} does not divide {counted(ranks, 'rank')}{of_tensor}: use one "
+            "of " + ", ".join(map(str, fitting))
         )
 
 
@@ -108,12 +109,12 @@ def batch(setting: Setting) -> Iterator[str]:
         upper = lower + per_step
         nearest = upper if lower == 0 or upper - total < total - lower else lower
         given, ranks = setting.config.data.micro_batch, setting.data_ranks
+        product = f"micro-batch {given} x {counted(ranks, 'rank')} = {per_step}"
         # first what leaves the training as it is, as where a run goes on with more ranks
         smaller = next((n for n in range(given, 0, -1) if total % (n * ranks) == 0), None)
         yield (
-            f"--global-batch {total} is not a multiple of micro-batch {given} x {ranks} ranks = "
-            f"{per_step}: use {f'--micro-batch {smaller}, or ' if smaller else ''}"
-            f"--global-batch {nearest}"
+            f"--global-batch {total} is not a multiple of {product}: use "
+            f"{f'--micro-batch {smaller}, or ' if smaller else ''}--global-batch {nearest}"
         )
 
 

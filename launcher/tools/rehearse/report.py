@@ -21,7 +21,7 @@ from launcher.tools.rehearse.values import value_lines
 from launcher.tools.rehearse.verdict import outside_bytes
 from launcher.tools.watch.folder import WatchedRank
 from launcher.tools.watch.tables import phase_name, phase_rows, table
-from launcher.util.sizes import gib
+from launcher.util.sizes import counted, gib
 
 LABEL = "real allocator, no kernels run"
 MOST_MODULES = 8
@@ -40,8 +40,8 @@ def lines(result: Rehearsal) -> Iterator[str]:
             f"no process has trained with torch on the GPU; the program's exit code is {stage.code}"
         )
         yield (
-            f"  the node has {result.gpus} GPU{'s' if result.gpus > 1 else ''}: a program that "
-            "asks for more, or sets CUDA_VISIBLE_DEVICES to others, needs --gpus N"
+            f"  the node has {counted(result.gpus, 'GPU')}: a program that asks "
+            "for more, or sets CUDA_VISIBLE_DEVICES to others, needs --gpus N"
         )
         return
     yield _headline(result)
@@ -110,7 +110,7 @@ def as_json(result: Rehearsal) -> dict[str, Any]:
 def _headline(result: Rehearsal) -> str:
     found = result.verdict
     words = {None: "no verdict", "tight": "too close to call"}.get(found, found)
-    ranks = "1 rank" if result.stage.world_size == 1 else f"{result.stage.world_size} ranks"
+    ranks = counted(result.stage.world_size, "rank")
     return (
         f"{words} on {result.gpu.name} ({gib(result.gpu.memory_bytes)}): "
         f"{result.stage.ranks[0].label}, {ranks}, {result.stage.steps} steps; {LABEL}"

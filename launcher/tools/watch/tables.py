@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launcher.measure.records import Status
 from launcher.tools.watch.folder import WatchedRank
-from launcher.util.sizes import gib
+from launcher.util.sizes import counted, gib
 
 _PERIODS = ("init", "first_step", "steady", "evaluation", "save")
 _NAMES = {"init": "load", "first_step": "first step", "steady": "later steps"}
@@ -29,7 +29,7 @@ def from_here(file: str) -> str:
 def headline(rank: WatchedRank, ranks: int, status: Status) -> str:
     """Return one line: program, ranks, steps, and how it ended."""
     run, steps = rank.run, len(rank.of_kind("step"))
-    several = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    several = counted(ranks, "rank")
     ended = {"completed": "ended well", "oom": "out of memory"}.get(status.state, status.reason)
     place = run.get("device_name") or str(run.get("device", "")).upper()
     return f"{rank.label}, {run.get('precision')}; {several} on {place}; {steps} steps; {ended}"

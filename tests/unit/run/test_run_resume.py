@@ -249,7 +249,7 @@ def test_a_task_of_slurm_that_sees_its_own_gpu_only(
     if own:
         assert choose_device("auto", 4) == "cuda"
     else:
-        with pytest.raises(UserError, match="4 ranks need 4 GPUs"):
+        with pytest.raises(UserError, match="has 1 GPU for 4 ranks"):
             choose_device("auto", 4)
 
 
