@@ -157,7 +157,7 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [*, in] -> [*, out]."""
         y: Tensor = _QuantizedLinear.apply(x.flatten(0, -2), self.packed, self.bias, self.kind)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], y.size(-1))
 
 
 ADAPTERS = ("lora_a", "lora_b")
@@ -189,7 +189,7 @@ class Adapter(nn.Module):
         # Small against the products: one matrix of blocks, where each has its own rows of A.
         b = torch.block_diag(*self.lora_b.split(self.sizes)) if self.sizes[1:] else self.lora_b
         y = torch.addmm(super().forward(rows), low, b.t(), alpha=self.scale)
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], y.size(-1))
 
 
 class LoRALinear(Adapter, nn.Linear):

@@ -11,10 +11,12 @@ from torch import Tensor
 from launcher.checkpoint.pretrained.transformed import Quantized
 from launcher.measure.live_trace import LiveTrace
 from launcher.model.config import ModelConfig, Quantization
+from launcher.model.foreign.adapters import AdaptedLinear
 from launcher.model.gpt import GPT
 from launcher.model.linears import (
     _NF4,
     QuantizedLinear,
+    QuantizedLoRALinear,
     dequantize,
     inner_of,
     quantize,
@@ -89,6 +91,20 @@ def test_a_linear_is_that_of_its_dequantised_weight(kind: Quantization, bias: bo
         y.square().sum().backward()
         gradients.append((y.detach(), inputs.grad))
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_expert_may_have_no_token(kind: Quantization) -> None:
+    lora = Lora(rank=4, alpha=8.0)
+    linears = (
+        QuantizedLinear(128, 48, bias=True, kind=kind),
+        QuantizedLoRALinear(128, (48,), lora=lora, bias=True, kind=kind),
+        AdaptedLinear(128, [48], lora=lora, linear=torch.nn.Linear(128, 48)),
+    )
+    for linear in linears:
+        x = torch.empty(2, 0, 128, requires_grad=True)
+        linear(x).sum().backward()
+        assert x.grad is not None
 
 
 class Whole:
