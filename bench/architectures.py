@@ -6,6 +6,7 @@ What is accepted by tensor or sequence has its loss and gradients computed over 
     python bench/architectures.py [NAME...]
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -50,6 +51,7 @@ COLUMNS = ("trains", "plans", "generates", "exports", *ON_TWO)
 def in_fork(work: Callable[[], object], log: Path) -> str | None:
     """Run work in a copy of this process, which has imported everything; return why it failed."""
     if (child := os.fork()) == 0:
+        atexit._clear()  # what a command calls at its end would delete the parent's folder
         code = 1
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)

@@ -21,7 +21,8 @@ def calls_attention(module: nn.Module) -> bool:
 
 def attention_calls(module: nn.Module) -> list[ast.Call]:
     """Return where the forward of a module calls an attention function."""
-    return _calls_in(type(module).forward)
+    # transformers 5.24 wraps most forwards, to rename an argument.
+    return _calls_in(inspect.unwrap(type(module).forward))
 
 
 @cache

@@ -33,6 +33,8 @@ PACKED: Final = "packed_colwise"
 """Styles of a module of experts, and of its first parameter [experts, 2 * width, in], a gate and
 what it multiplies; the second one, [experts, out, width], is row-wise. Each rank has some of the
 width of every expert, and a summand of their outputs."""
+VOCABULARY: Final = "embedding_rowwise"
+"""Style of the input embedding, which has some of its rows with every plan."""
 BY_ROWS: Final = (COLUMN, GATHERED)
 BY_COLUMNS: Final = (ROW, SPLIT)
 
@@ -56,11 +58,12 @@ def _styles(document: str, attention: str) -> dict[str, str]:
         re.compile(re.escape(f"{causal.base_model_prefix}.{name}").replace(r"\*", r"\d+")): style
         for name, style in plan.items()
     }
+    embedding = causal.get_input_embeddings()
     return {
         name: style
-        for name, _ in chain(causal.named_modules(), causal.named_parameters())
+        for name, named in chain(causal.named_modules(), causal.named_parameters())
         for pattern, style in patterns.items()
-        if pattern.fullmatch(name)
+        if pattern.fullmatch(name) and not (style == VOCABULARY and named is embedding)
     }
 
 

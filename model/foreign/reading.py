@@ -18,6 +18,7 @@ from launcher.model.foreign.adapters import adapter_counts, quantized
 from launcher.model.foreign.attention import key_heads
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.decoder import ROUTER, head_function, silence_imports, skeleton
+from launcher.model.foreign.head import is_product
 from launcher.model.lora_config import Lora
 from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
@@ -199,8 +200,11 @@ def _obstacles(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _obstacles_of(causal: Any) -> Iterator[str]:
     config, name = causal.config, type(causal).__name__
-    if not isinstance(causal.get_output_embeddings(), nn.Linear):
-        yield f"{name} has a head that is no Linear: give another model"
+    if not hasattr(config, "hidden_size"):
+        yield f"{name} has its sizes in a text_config: give that as a config.json of its own"
+    if not is_product(head := causal.get_output_embeddings()):
+        kind = type(head).__name__
+        yield f"{name} has a head that computes more than a Linear ({kind}): give another model"
     for module in causal.modules():
         if kept := sorted(module._buffers.keys() - module._non_persistent_buffers_set):
             yield (

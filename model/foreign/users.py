@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.model.foreign.config import USERS, ForeignConfig
+from launcher.model.foreign.head import is_product
 from launcher.model.foreign.users_values import RESETS, Undrawn
 from launcher.model.parts import parts_of
 from launcher.util.errors import UserError
@@ -207,6 +208,12 @@ def _obstacles(inner: nn.Module) -> Iterator[str]:
                 f"{name} is made outside of the function, or on a device of its own: make every "
                 "parameter in __init__, without a device, so that it can be sharded"
             )
+    path, head = head_of(inner)
+    if not is_product(head):
+        yield (
+            f"its head {path} computes more than nn.Linear ({type(head).__name__}): compute the "
+            "rest before it, in the decoder's forward"
+        )
     own = hasattr(inner, "init_weights")
     for name, module in inner.named_modules():
         if kept := sorted(module._buffers.keys() - module._non_persistent_buffers_set):

@@ -225,6 +225,20 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
     assert str(refused.value).startswith(f"--model {path}")
 
 
+def test_a_config_without_sizes_of_its_own_is_one_sentence() -> None:
+    small = {"model_type": "persimmon", "hidden_size": 64, "num_hidden_layers": 1}
+    with pytest.raises(UserError, match="FuyuForCausalLM has its sizes in a text_config: give"):
+        foreign_config({"model_type": "fuyu", "text_config": small})
+
+
+def test_a_head_with_a_forward_of_its_own_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("transformers.models.dory", reason="transformers 5.24 has it")
+    sections = {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 0}
+    path = written(tmp_path, "qwen3", model_type="dory", **sections)
+    with pytest.raises(UserError, match=r"head that computes more than a Linear \(DoryLMHead\)"):
+        resolved(path)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -104,6 +104,11 @@ CHANGES = {
         "def change(self): nn.init.orthogonal_(self.blocks[0].linear.weight)",
         "its constructor draws blocks.0.linear.weight",
     ),
+    "a head with a forward of its own": (
+        "class Scaled(nn.Linear):\n        def forward(self, x): return 2 * super().forward(x)\n"
+        "    def change(self): self.head = self.Scaled(8, 20)",
+        r"its head head computes more than nn.Linear \(Scaled\): compute the rest before it",
+    ),
     "no head": ("def change(self): self.head = nn.Identity()", "has no nn.Linear after"),
     "not built": ("def change(self): float(self.head.weight.sum())", "cannot be built without"),
 }

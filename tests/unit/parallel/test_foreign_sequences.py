@@ -25,7 +25,7 @@ FIELDS = {
 }
 REASONS: Mapping[str, str] = {
     **dict.fromkeys(("falcon_h1", "mamba2", "mamba", "lfm2", "qwen3_next"), "carries a state"),
-    **dict.fromkeys(("bloom", "falcon", "gptj", "mpt"), "in a way of its own"),
+    **dict.fromkeys(("bloom", "falcon", "mpt"), "in a way of its own"),
 }
 
 
