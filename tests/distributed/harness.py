@@ -128,9 +128,13 @@ def run_ranks(*groups: Sequence[object], **more: str) -> "subprocess.CompletedPr
 
 
 def forked(
-    ranks: object, module: object, *arguments: object, **more: str
+    ranks: object, module: object, *arguments: object, apart: bool = False, **more: str
 ) -> "subprocess.CompletedProcess[str]":
-    """One group of ranks to its end, or one process if `ranks` is 0."""
+    """One group of ranks to its end, or one process if `ranks` is 0.
+
+    Args:
+        apart: a rank that fails ends no other, and all must end with one exit code.
+    """
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -141,6 +145,7 @@ def forked(
             "environment": environment(**more),
             "output": str(output),
             "errors": str(errors),
+            "apart": apart,
         }
         answer = ""
         try:

@@ -154,7 +154,7 @@ def test_a_stop_that_is_passed_already_is_refused(text: Path, saved: Path, tmp_p
 
 def test_another_model_is_refused_in_one_sentence(text: Path, saved: Path, tmp_path: Path) -> None:
     flags = [*MODEL_FLAGS, "--d-ff=96", f"--data={text}", f"--resume={saved}"]
-    done = torchrun(1, "-m", "launcher.train", *flags, f"--out={tmp_path / 'b'}")
+    done = harness.train(1, *flags, f"--out={tmp_path / 'b'}")
     assert done.returncode == 2
     assert "model flags" in done.stderr
     assert "Traceback" not in done.stderr
