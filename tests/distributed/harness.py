@@ -112,6 +112,11 @@ def train(ranks: int, *flags: str, **more: str) -> "subprocess.CompletedProcess[
     return forked(ranks if ranks > 1 else 0, "launcher.train", *flags, **more)
 
 
+def verb(*command: object, **more: str) -> "subprocess.CompletedProcess[str]":
+    """`shardscale VERB ...`, forked, as by `run_ranks`."""
+    return forked(0, "launcher.__main__", *command, **more)
+
+
 def run_ranks(*groups: Sequence[object], **more: str) -> "subprocess.CompletedProcess[str]":
     """Groups of (ranks, NAME of NAME.py, argument, ...), one after the other, each to its end.
 
