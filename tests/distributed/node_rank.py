@@ -9,6 +9,7 @@ import os
 import sys
 
 from launcher import train
+from launcher.run import resume
 
 
 def main() -> None:
@@ -18,4 +19,5 @@ def main() -> None:
     del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     os.chdir(folder)
+    resume.SHARED_WITHIN_S = 1.0  # no file system here shows a folder late
     train.main(arguments)

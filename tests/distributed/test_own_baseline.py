@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness import python
+from harness import python, verb
 
 ROOT = Path(__file__).parents[2]
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -17,7 +17,7 @@ def test_no_strategy_takes_more_than_its_baseline(tmp_path: Path) -> None:
         out = tmp_path / f"sweep-{attempt}"
         swept = python("-m", "launcher", "sweep", "--nproc=2", *flags, "--out", out)
         assert swept.returncode == 0, swept.stderr
-        compared = python("-m", "launcher", "report", out / "cells", "--against", BASELINE)
+        compared = verb("report", out / "cells", "--against", BASELINE)
         if compared.returncode == 0:
             break
     assert compared.returncode == 0, compared.stderr
