@@ -176,7 +176,7 @@ def test_damage_is_found_before_anything_is_made(text: Path, saved: Path, tmp_pa
         assert "Traceback" not in done.stdout
         assert not (tmp_path / "b").exists()
     resumed = [f"--out={tmp_path / 'a'}", "--resume=auto", "--micro-batch=4", "--lr=0.01"]
-    done = torchrun(2, "-m", "launcher.train", *flags, *resumed)
+    done = harness.train(2, *flags, *resumed)
     assert done.returncode == 0, done.stderr
     assert (
         f"skipped damaged checkpoint: checkpoint {checkpoint} is damaged: rank-00000" in done.stdout
