@@ -67,7 +67,7 @@ def run_group(main: Callable[[], Any], request: Request) -> int:
     os.write(writer, b"%5d" % store.port * len(ranks))
     os.close(reader)
     os.close(writer)
-    codes = []
+    codes: list[int] = []
     while ranks:
         child, status = os.wait()
         ranks.remove(child)

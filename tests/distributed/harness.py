@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,13 +133,27 @@ def run_ranks(*groups: Sequence[object], **more: str) -> "subprocess.CompletedPr
 
 
 def forked(
-    ranks: object, module: object, *arguments: object, apart: bool = False, **more: str
+    ranks: object, module: object, *arguments: object, **more: str
 ) -> "subprocess.CompletedProcess[str]":
-    """One group of ranks to its end, or one process if `ranks` is 0.
+    """One group of ranks to its end, or one process if `ranks` is 0."""
+    return _forked(ranks, module, arguments, more, apart=False)
 
-    Args:
-        apart: a rank that fails ends no other, and all must end with one exit code.
-    """
+
+def forked_apart(
+    ranks: int, module: str, *arguments: object, **more: str
+) -> "subprocess.CompletedProcess[str]":
+    """Ranks without an agent: one that fails ends no other, and all must end with one exit code."""
+    return _forked(ranks, module, arguments, more, apart=True)
+
+
+def _forked(
+    ranks: object,
+    module: object,
+    arguments: Sequence[object],
+    more: Mapping[str, str],
+    *,
+    apart: bool,
+) -> "subprocess.CompletedProcess[str]":
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None

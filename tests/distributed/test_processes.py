@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import MODEL_FLAGS, TORCHRUN, environment, forked, python, torchrun, write_text
+from harness import MODEL_FLAGS, TORCHRUN, environment, forked_apart, python, torchrun, write_text
 
 from launcher.util import files
 
@@ -326,7 +326,7 @@ def refused_on_two_nodes(
         errors = text.with_name(f"errors-{rank}")
         errors.unlink(missing_ok=True)
         nodes.append((str(folder), [*flags, *(second if rank else ())], str(errors)))
-    done = forked(2, "node_rank", json.dumps([nodes, port]), apart=True)
+    done = forked_apart(2, "node_rank", json.dumps([nodes, port]))
     said = [Path(errors).read_text(encoding="utf-8") for *_, errors in nodes]
     assert done.returncode == REFUSED, said
     return said
