@@ -22,6 +22,7 @@ from launcher.parallel.rendezvous import LOOPBACK, listening_store
 from launcher.strategies.zero.engine import import_deepspeed
 
 GRACE_S = 30  # torchrun's
+DIFFER = -100
 
 
 class Request(TypedDict):
@@ -35,6 +36,8 @@ class Request(TypedDict):
     output: str
     """The file that gets what they print."""
     errors: str
+    apart: bool
+    """Without an agent, as on nodes that are started by hand: a rank that fails ends no other."""
 
 
 def serve() -> None:
@@ -48,7 +51,8 @@ def serve() -> None:
 
 
 def run_group(main: Callable[[], Any], request: Request) -> int:
-    """Run `main` on the ranks; return 0, or the exit code of the first that has failed."""
+    """Run `main` on the ranks; return 0, or the exit code of the first that has failed, and of
+    ranks apart one that they all have, or `DIFFER`."""
     reader, writer = os.pipe()
     ranks: set[int] = set()
     for rank in range(max(request["ranks"], 1)):
@@ -63,17 +67,19 @@ def run_group(main: Callable[[], Any], request: Request) -> int:
     os.write(writer, b"%5d" % store.port * len(ranks))
     os.close(reader)
     os.close(writer)
-    first = 0
+    codes: list[int] = []
     while ranks:
         child, status = os.wait()
         ranks.remove(child)
-        if status and not first:
-            first = os.waitstatus_to_exitcode(status)
+        if status and not any(codes) and not request["apart"]:
             end(ranks, signal.SIGTERM)
             signal.signal(signal.SIGALRM, lambda *_: end(ranks, signal.SIGKILL))
             signal.alarm(GRACE_S)
+        codes.append(os.waitstatus_to_exitcode(status))
     signal.alarm(0)
-    return first
+    if request["apart"] and len(set(codes)) > 1:
+        return DIFFER
+    return next(filter(None, codes), 0)
 
 
 def end(ranks: set[int], number: int) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,11 @@ def train(ranks: int, *flags: str, **more: str) -> "subprocess.CompletedProcess[
     return forked(ranks if ranks > 1 else 0, "launcher.train", *flags, **more)
 
 
+def verb(*command: object, **more: str) -> "subprocess.CompletedProcess[str]":
+    """`shardscale VERB ...`, forked, as by `run_ranks`."""
+    return forked(0, "launcher.__main__", *command, **more)
+
+
 def run_ranks(*groups: Sequence[object], **more: str) -> "subprocess.CompletedProcess[str]":
     """Groups of (ranks, NAME of NAME.py, argument, ...), one after the other, each to its end.
 
@@ -131,6 +136,24 @@ def forked(
     ranks: object, module: object, *arguments: object, **more: str
 ) -> "subprocess.CompletedProcess[str]":
     """One group of ranks to its end, or one process if `ranks` is 0."""
+    return _forked(ranks, module, arguments, more, apart=False)
+
+
+def forked_apart(
+    ranks: int, module: str, *arguments: object, **more: str
+) -> "subprocess.CompletedProcess[str]":
+    """Ranks without an agent: one that fails ends no other, and all must end with one exit code."""
+    return _forked(ranks, module, arguments, more, apart=True)
+
+
+def _forked(
+    ranks: object,
+    module: object,
+    arguments: Sequence[object],
+    more: Mapping[str, str],
+    *,
+    apart: bool,
+) -> "subprocess.CompletedProcess[str]":
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
@@ -141,6 +164,7 @@ def forked(
             "environment": environment(**more),
             "output": str(output),
             "errors": str(errors),
+            "apart": apart,
         }
         answer = ""
         try:

@@ -20,6 +20,7 @@ from harness import (
     TIMEOUT_S,
     TORCHRUN,
     environment,
+    forked,
     run_ranks,
     torchrun,
     train,
@@ -146,18 +147,13 @@ def ended(run: Started) -> str:
 
 
 def broken_run(
-    text: Path, out: Path, *more: str, fault: str, rank: int
+    text: Path, out: Path, *more: str, fault: str, rank: int, is_forked: bool = False
 ) -> "subprocess.CompletedProcess[str]":
-    return torchrun(
-        2,
-        "-m",
-        "launcher.train",
-        *flags(text, out),
-        *more,
-        PYTHONPATH=os.pathsep.join([str(HERE / "faults"), *filter(None, sys.path)]),
-        FAULT=fault,
-        FAULT_RANK=str(rank),
-    )
+    asked = {"FAULT": fault, "FAULT_RANK": str(rank)}
+    if is_forked:
+        return forked(2, "broken_rank", *flags(text, out), *more, **asked)
+    paths = os.pathsep.join([str(HERE / "faults"), *filter(None, sys.path)])
+    return torchrun(2, "-m", "launcher.train", *flags(text, out), *more, PYTHONPATH=paths, **asked)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +165,9 @@ def test_an_exception_on_one_rank(
     sharding: str, rank: int, step: int, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    done = broken_run(text, out, sharding, "--report-to=wandb", fault="raise", rank=rank)
+    # Under the agent once: the rank records and says all of it.
+    more = (sharding, "--report-to=wandb")
+    done = broken_run(text, out, *more, fault="raise", rank=rank, is_forked=rank == 1)
     assert done.returncode == FAILED
     if rank == 0:  # closing a logger may take half a minute, within which others time out
         assert (out / "closed").read_text() == "failure recorded: True"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import python, train
+from harness import train, verb
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
@@ -195,7 +195,7 @@ def test_a_fine_tune_goes_on_as_a_plain_loop_of_transformers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDSCALE_CACHE", str(tmp_path / "cache"))
-    checked(python("-m", "launcher", "import", folder, "--out", folder / "imported"))
+    checked(verb("import", folder, "--out", folder / "imported"))
     checked(train(2, *command(folder, tmp_path / "run")))
     lines = (tmp_path / "run" / "rank0.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [record for record in map(json.loads, lines) if record["kind"] == "step"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import MODEL_FLAGS, TORCHRUN, environment, python, torchrun, write_text
+from harness import MODEL_FLAGS, TORCHRUN, environment, forked_apart, python, torchrun, write_text
 
 from launcher.util import files
 
@@ -315,25 +315,18 @@ def refused_on_two_nodes(
     Args:
         second: flags of rank 1 alone.
     """
-    flags = (*MODEL_FLAGS, f"--data={text}", "--strategy=ddp", "--report-to=none", "--steps=2")
-    command = [sys.executable, "-m", "launcher.train", *flags, "--out=run"]
+    flags = [*MODEL_FLAGS, f"--data={text}", "--strategy=ddp", "--report-to=none", "--steps=2"]
+    flags.append("--out=run")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    nodes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    nodes |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = []
+        port = free.getsockname()[1]
+    nodes = []
     for rank, folder in enumerate(folders):
         folder.mkdir(exist_ok=True)
-        ranks.append(
-            subprocess.Popen(
-                [*command, *(second if rank else ())],
-                cwd=folder,
-                env=environment(**nodes, RANK=str(rank)),
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [REFUSED] * 2, said
+        errors = text.with_name(f"errors-{rank}")
+        errors.unlink(missing_ok=True)
+        nodes.append((str(folder), [*flags, *(second if rank else ())], str(errors)))
+    done = forked_apart(2, "node_rank", json.dumps([nodes, port]))
+    said = [Path(errors).read_text(encoding="utf-8") for *_, errors in nodes]
+    assert done.returncode == REFUSED, said
     return said

@@ -4,7 +4,7 @@ sharding; each goes on from another one's checkpoint with the same masks."""
 from typing import Any
 
 import pytest
-from harness import Results, python, run_ranks, selected, write_text
+from harness import Results, run_ranks, selected, train, verb, write_text
 from pruned_cases import (
     FEW_STEPS,
     OTHERS,
@@ -29,9 +29,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("pruned")
     text, dense, pruned = write_text(folder / "text.txt"), folder / "dense", folder / "half"
     training = (*SHAPE, f"--data={text}", "--steps=20", "--lr=3e-3", "--test-batches=0")
-    trained = python("-m", "launcher", "train", *training, f"--out={dense}")
+    trained = train(1, *training, f"--out={dense}")
     assert trained.returncode == 0, trained.stderr
-    made = python("-m", "launcher", "prune", dense, f"--out={pruned}", "--device=cpu")
+    made = verb("prune", dense, f"--out={pruned}", "--device=cpu")
     assert made.returncode == 0, made.stderr
     asked: list[Case] = [params["case"] for params in selected(request)]
     names = list(dict.fromkeys(case.name for case in asked))

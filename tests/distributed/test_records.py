@@ -149,7 +149,7 @@ def test_a_diverged_run_is_a_failure_and_keeps_its_good_checkpoint(
 ) -> None:
     out = tmp_path / "run"
     flags = [*SMALL, f"--data={text}", f"--out={out}", "--save-every=1", "--keep=1"]
-    done = torchrun(2, "-m", "launcher.train", *flags, "--steps=6", "--lr=1e9", "--clip=0")
+    done = train(2, *flags, "--steps=6", "--lr=1e9", "--clip=0")
     assert done.returncode == FAILED
     (said,) = (line for line in done.stderr.splitlines() if line.startswith("shardscale: "))
     assert "training has diverged: the loss is" in said

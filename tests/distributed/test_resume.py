@@ -154,7 +154,7 @@ def test_a_stop_that_is_passed_already_is_refused(text: Path, saved: Path, tmp_p
 
 def test_another_model_is_refused_in_one_sentence(text: Path, saved: Path, tmp_path: Path) -> None:
     flags = [*MODEL_FLAGS, "--d-ff=96", f"--data={text}", f"--resume={saved}"]
-    done = torchrun(1, "-m", "launcher.train", *flags, f"--out={tmp_path / 'b'}")
+    done = harness.train(1, *flags, f"--out={tmp_path / 'b'}")
     assert done.returncode == 2
     assert "model flags" in done.stderr
     assert "Traceback" not in done.stderr
@@ -176,7 +176,7 @@ def test_damage_is_found_before_anything_is_made(text: Path, saved: Path, tmp_pa
         assert "Traceback" not in done.stdout
         assert not (tmp_path / "b").exists()
     resumed = [f"--out={tmp_path / 'a'}", "--resume=auto", "--micro-batch=4", "--lr=0.01"]
-    done = torchrun(2, "-m", "launcher.train", *flags, *resumed)
+    done = harness.train(2, *flags, *resumed)
     assert done.returncode == 0, done.stderr
     assert (
         f"skipped damaged checkpoint: checkpoint {checkpoint} is damaged: rank-00000" in done.stdout

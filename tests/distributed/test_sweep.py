@@ -116,7 +116,9 @@ def check_rows(out: Path) -> None:
         assert (out / row["log"]).exists() == ran
 
 
-def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "sweep"
     endless = {"name": "endless", "strategy": "ddp", "steps": ENDLESS, "save_every": 1, "keep": 1}
     grid = write_grid(tmp_path, endless)
@@ -144,11 +146,10 @@ def test_ctrl_c_ends_the_ranks_and_the_same_command_continues(tmp_path: Path) ->
     assert states(out) == {"endless": "interrupted"}
     assert f"continue with: python -m launcher sweep --out {out}" in output
 
-    refused = sweep(f"--out={out}", f"--grid-file={grid}", "--nproc=2", "--seed=4")
-    assert refused.returncode == 2
-    assert "endless has seed not set there and 4 here" in refused.stderr
-    refused = sweep(f"--out={out}", f"--grid-file={grid}", "--nproc=1")
-    assert "has --nproc 2, not 1" in refused.stderr
+    assert main([f"--out={out}", f"--grid-file={grid}", "--nproc=2", "--seed=4"]) == 2
+    assert "endless has seed not set there and 4 here" in capsys.readouterr().err
+    assert main([f"--out={out}", f"--grid-file={grid}", "--nproc=1"]) == 2
+    assert "has --nproc 2, not 1" in capsys.readouterr().err
 
     done = sweep(f"--out={out}", "--timeout-minutes=0.02")
     assert done.returncode == 4, done.stderr  # no cell has completed
@@ -167,7 +168,9 @@ def wait_for_checkpoint(process: "subprocess.Popen[str]", run: Path) -> None:
         time.sleep(0.1)
 
 
-def test_cells_that_run_apart_lose_nothing_and_one_that_is_killed_goes_on(tmp_path: Path) -> None:
+def test_cells_that_run_apart_lose_nothing_and_one_that_is_killed_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "sweep"
     steps = 300
     grid = write_grid(
@@ -176,9 +179,8 @@ def test_cells_that_run_apart_lose_nothing_and_one_that_is_killed_goes_on(tmp_pa
         {"name": "short", "strategy": "single"},
         {"name": "contradictory", "strategy": "ddp", "offload_optimizer": "cpu"},
     )
-    done = sweep("--prepare", "--nproc=1", f"--grid-file={grid}", f"--out={out}")
-    assert done.returncode == 0, done.stderr
-    assert "run each of 0,1 with" in done.stdout
+    assert main(["--prepare", "--nproc=1", f"--grid-file={grid}", f"--out={out}"]) == 0
+    assert "run each of 0,1 with" in capsys.readouterr().out
     assert states(out) == {"long": "pending", "short": "pending", "contradictory": "refused"}
 
     asked = [sys.executable, "-c", SWEEP, f"--out={out}", "--cell"]
@@ -205,9 +207,8 @@ def test_cells_that_run_apart_lose_nothing_and_one_that_is_killed_goes_on(tmp_pa
     assert sorted(path.name for path in (out / "cells").iterdir()) == ["long", "short"]
 
     # The same sweep, continued on one machine, has nothing left to do.
-    done = sweep(f"--out={out}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("(kept)") == 2
+    assert main([f"--out={out}"]) == 0
+    assert capsys.readouterr().out.count("(kept)") == 2
     assert states(out) == {"long": "completed", "short": "completed", "contradictory": "refused"}
 
 
@@ -230,23 +231,24 @@ def test_what_cannot_be_prepared_or_run_apart(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_input_starts_nothing(tmp_path: Path) -> None:
+def test_bad_input_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "sweep"
     done = sweep("--nproc=2", "--grid", "strategy=ddp,zero5", f"--out={out}")
     assert done.returncode == 2
     assert done.stderr.startswith("shardscale: --grid strategy=zero5: use one of")
     assert len(done.stderr.splitlines()) == 1
     missing = ("--grid=strategy=ddp", "--data=gone.txt", "--device=cpu", f"--out={out}")
-    done = sweep("--nproc=1", *missing)
-    assert (done.returncode, done.stderr.startswith("shardscale: --data gone.txt")) == (2, True)
+    assert main(["--nproc=1", *missing]) == 2
+    assert capsys.readouterr().err.startswith("shardscale: --data gone.txt")
     assert not out.exists()
 
 
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+def test_somebody_elses_folder_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    done = sweep("--nproc=1", "--grid=strategy=ddp", "--device=cpu", f"--out={tmp_path}")
-    assert done.returncode == 2
-    assert "is not a sweep's folder" in done.stderr
+    assert main(["--nproc=1", "--grid=strategy=ddp", "--device=cpu", f"--out={tmp_path}"]) == 2
+    assert "is not a sweep's folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import run_ranks
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "watched"
@@ -36,7 +37,8 @@ def test_a_watched_program_is_as_it_is_alone(name: str, tmp_path: Path) -> None:
     flags, model, strategy = CASES[name]
     script = str(PROGRAMS / f"{name}.py")
     words = [str(PROGRAMS / "two_ranks.py"), script]
-    alone = run(sys.executable, *words, str(tmp_path / "alone"), *flags)
+    asked = (2, "script_rank", script, tmp_path / "alone", *flags)
+    alone = run_ranks(asked, DS_ACCELERATOR="cpu")
     assert "loss" in alone.stdout, alone.stderr[-3000:]
     folder = tmp_path / "run"
     program = (sys.executable, *words, str(tmp_path / "watched"), *flags)

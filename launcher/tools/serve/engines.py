@@ -109,12 +109,14 @@ def load(run: Path, weights: str, device: torch.device) -> GPT:
 
 
 def prepare(run: Path, weights: str, graph: Path) -> None:
-    """Write the graph of a run; for int8, also the fp32 graph that it is quantized from."""
+    """Write the graph of a run; int8 is quantized from the fp32 graph beside it, which is written
+    first where it is missing."""
     if weights != "int8":
         write_graph(load(run, weights, torch.device("cpu")), graph, cache=True)
         return
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    whole = graph.with_name("whole.onnx")
-    write_graph(load(run, "fp32", torch.device("cpu")), whole, cache=True)
+    whole = graph.with_name("fp32.onnx")
+    if not whole.exists():
+        write_graph(load(run, "fp32", torch.device("cpu")), whole, cache=True)
     quantize_dynamic(whole, graph, weight_type=QuantType.QInt8)

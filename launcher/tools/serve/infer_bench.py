@@ -82,7 +82,7 @@ def _measured(
                 run=str(run.path),
                 engine=engine,
                 weights=weights,
-                graph=str(Path(scratch, f"{number}-{weights}", "model.onnx")),
+                graph=str(Path(scratch, str(number), f"{weights}.onnx")),
                 prepares=False,
                 device=device_type,
                 threads=torch.get_num_threads(),
@@ -137,7 +137,7 @@ def _outcome(case: Case) -> dict[str, Any]:
     # The engines share a graph. A process of its own writes it, or the memory of the export would
     # count as that of the engine.
     if case.engine in ("onnxruntime", "tensorrt") and not Path(case.graph).exists():
-        Path(case.graph).parent.mkdir()
+        Path(case.graph).parent.mkdir(exist_ok=True)
         prepared = _alone(replace(case, prepares=True, device="cpu"))
         if "reason" in prepared:
             return prepared

@@ -3,14 +3,13 @@
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness import train
 
 from launcher.checkpoint import Checkpoint, Checkpointer, DamagedCheckpoint
 from launcher.checkpoint.document import VERSION, digest, read_document
@@ -297,10 +296,7 @@ def test_the_command_refuses_before_it_makes_anything(
 ) -> None:
     write(saved, with_change(content_of(saved), ("step",), lambda o, k: o.update({k: "4"})))
     source = saved if resume == "checkpoint" else saved.parents[1]
-    command = [sys.executable, "-m", "launcher.train", *FLAGS, f"--out={tmp_path / 'out'}"]
-    done = subprocess.run(
-        [*command, f"--resume={source}"], capture_output=True, text=True, timeout=300
-    )
+    done = train(1, *FLAGS, f"--out={tmp_path / 'out'}", f"--resume={source}")
     assert done.returncode == 2
     assert done.stderr.startswith(
         f"shardscale: checkpoint {saved} is damaged: index.json says step"

@@ -2,7 +2,8 @@
 
 The table runs in one process that imports the trainer once and forks per case: each case is the
 real `launcher.train`, as rank 0 of a world in which nobody else is there. So a case that got as
-far as a process group could not end with exit code 2.
+far as a process group could not end with exit code 2. Some are given to `torchrun`, too, whose
+agent rejects them before it starts ranks.
 """
 
 import json
@@ -21,9 +22,12 @@ TORCHRUN = Path(sys.executable).parent / "torchrun"
 PROGRESS = "data: "  # reading a corpus takes time, so stderr says what is being done
 
 FORK_PER_CASE = """
-import json, os, sys, traceback
+import gc, json, os, sys, traceback
+import launcher.torchrun
 import launcher.train
+import torch.distributed.run
 
+gc.freeze()
 for case in json.load(sys.stdin):
     if (child := os.fork()) == 0:
         os.chdir(case["folder"])
@@ -31,6 +35,9 @@ for case in json.load(sys.stdin):
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(case[name], os.O_WRONLY | os.O_CREAT), number)
         try:
+            if case["agent"]:
+                sys.argv = ["torchrun", *case["agent"], *case["argv"]]
+                launcher.torchrun.command()
             launcher.train.main(case["argv"])
         except BaseException:
             traceback.print_exc()
@@ -288,6 +295,10 @@ THROUGH_TORCHRUN = (
 )
 
 
+Asked = tuple[str, bool]
+"""A case, and whether torchrun was given it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     code: int
@@ -301,10 +312,9 @@ def lay_out(one: Case, folder: Path) -> None:
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def environment(cache: Path, one: Case) -> dict[str, str]:
+def environment(one: Case) -> dict[str, str]:
     ranks = str(one.ranks)
     return {
-        "SHARDSCALE_CACHE": str(cache),
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": ranks,
@@ -313,17 +323,22 @@ def environment(cache: Path, one: Case) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Outcome]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[Asked, tuple[Path, Outcome]]:
     root = tmp_path_factory.mktemp("bad")
     (root / "outputs").mkdir()
     jobs: list[dict[str, Any]] = []
-    for number, one in enumerate(CASES.values()):
+    agent = ["--nproc", "2", "-m", "launcher.train"]
+    asked = [*CASES, *THROUGH_TORCHRUN]
+    for number, name in enumerate(asked):
+        one, alone = CASES[name], number < len(CASES)
         lay_out(one, root / str(number))
+        cache = {"SHARDSCALE_CACHE": str(root / ("cache" if alone else "agents"))}
         jobs.append(
             {
                 "argv": shlex.split(one.argv),
+                "agent": [] if alone else agent,
                 "folder": str(root / str(number)),
-                "environment": environment(root / "cache", one),
+                "environment": environment(one) | cache if alone else cache,
                 "stdout": str(root / "outputs" / f"{number}.out"),
                 "stderr": str(root / "outputs" / f"{number}.err"),
             }
@@ -338,7 +353,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     )
     codes = map(int, done.stdout.split())
     return {
-        name: (
+        (name, bool(job["agent"])): (
             Path(job["folder"]),
             Outcome(
                 code=code,
@@ -346,7 +361,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
                 stderr=Path(job["stderr"]).read_text(),
             ),
         )
-        for name, job, code in zip(CASES, jobs, codes, strict=True)
+        for name, job, code in zip(asked, jobs, codes, strict=True)
     }
 
 
@@ -363,14 +378,19 @@ def check(one: Case, folder: Path, outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_refused_in_one_sentence(name: str, outcomes: dict[str, tuple[Path, Outcome]]) -> None:
-    folder, outcome = outcomes[name]
+def test_refused_in_one_sentence(name: str, outcomes: dict[Asked, tuple[Path, Outcome]]) -> None:
+    folder, outcome = outcomes[name, False]
     check(CASES[name], folder, outcome)
 
 
 @pytest.mark.parametrize("name", THROUGH_TORCHRUN)
-def test_refused_once_for_all_ranks(name: str, tmp_path: Path) -> None:
-    one = CASES[name]
+def test_refused_once_for_all_ranks(name: str, outcomes: dict[Asked, tuple[Path, Outcome]]) -> None:
+    folder, outcome = outcomes[name, True]
+    check(CASES[name], folder, outcome)
+
+
+def test_torchrun_itself_is_refused(tmp_path: Path) -> None:
+    one = CASES["empty corpus"]
     folder = tmp_path / "here"
     lay_out(one, folder)
     done = subprocess.run(

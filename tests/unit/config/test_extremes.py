@@ -20,12 +20,14 @@ from launcher.util.flags import flag
 ACCEPTED, REFUSED = 0, 2
 LONGEST_SENTENCE = 300
 LIMIT_S = 60  # tens of milliseconds on an idle machine
-TORCHRUN = Path(sys.executable).parent / "torchrun"
 
 FORK_PER_CASE = f"""
-import json, os, resource, signal, sys, traceback
+import gc, json, os, resource, signal, sys, traceback
+import launcher.torchrun
 import launcher.train
+import torch.distributed.run
 
+gc.freeze()
 for case in json.load(sys.stdin):
     if (child := os.fork()) == 0:
         signal.alarm({LIMIT_S})
@@ -38,6 +40,9 @@ for case in json.load(sys.stdin):
         for number, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(case[name], os.O_WRONLY | os.O_CREAT), number)
         try:
+            if case["argv"][0] == "torchrun":
+                sys.argv = case["argv"]
+                launcher.torchrun.command()
             launcher.train.main(case["argv"])
         except BaseException:
             traceback.print_exc()
@@ -306,24 +311,16 @@ def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
     assert "the working folder no longer exists" in check(*outcome)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--nproc 2 -m launcher.train --d-model 9223372036854775808", "more than any model has"),
-        ("--nproc 2 -m launcher.train --data pipe.txt --tokenizer byte --vocab-size 257", "a pipe"),
-        ("--nproc abc -m launcher.train", "--nproc abc"),
-    ],
-)
-def test_through_torchrun(options: str, says: str, tmp_path: Path) -> None:
+def test_through_torchrun(tmp_path: Path) -> None:
     lay_out(tmp_path / "here")
     before = sorted(os.listdir(tmp_path / "here"))
-    done = subprocess.run(
-        [TORCHRUN, *options.split()],
-        cwd=tmp_path / "here",
-        env={**os.environ, "SHARDSCALE_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert says in check(done.returncode, done.stdout, done.stderr)
+    cases = {
+        "--nproc 2 -m launcher.train --d-model 9223372036854775808": "more than any model has",
+        "--nproc 2 -m launcher.train --data pipe.txt --tokenizer byte --vocab-size 257": "a pipe",
+        "--nproc abc -m launcher.train": "--nproc abc",
+    }
+    argvs = [["torchrun", *options.split()] for options in cases]
+    found = outcome_of(tmp_path / "here", argvs, tmp_path)
+    for (options, says), outcome in zip(cases.items(), found, strict=True):
+        assert says in check(*outcome), options
     assert sorted(os.listdir(tmp_path / "here")) == before

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from chat_tokenizers import CHATML, chat_tokenizer
 from corpora import open_text
+from harness import train
 from tokenizers import Tokenizer, processors
 
 from launcher.checkpoint.pretrained.companions import carry_beside
@@ -25,7 +25,6 @@ from launcher.data.tokenizer import load_encoder
 from launcher.util.errors import UserError
 from launcher.util.packages import how_to_install
 
-ROOT = Path(__file__).parents[3]
 # Trims, has a space before the end of a turn, and refuses what it does not know.
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content | trim }} [/INST]"
@@ -634,14 +633,9 @@ def test_what_the_mask_cannot_be_given_for(tmp_path: Path) -> None:
 
 def test_a_bad_line_ends_a_run_with_one_sentence_and_leaves_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.jsonl", [PAIR, {"prompt": "a", "completion": ""}])
-    run = subprocess.run(
-        [
-            *(sys.executable, "-m", "launcher.train", "--data", str(path), "--tokenizer", "byte"),
-            *("--vocab-size", "257", "--out", str(tmp_path / "run"), "--device", "cpu"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    run = train(
+        *(1, "--data", str(path), "--tokenizer", "byte"),
+        *("--vocab-size", "257", "--out", str(tmp_path / "run"), "--device", "cpu"),
     )
     assert run.returncode == 2
     assert run.stderr.splitlines()[-1] == (

@@ -124,7 +124,7 @@ def planned_of_blocks(model: ModelConfig, kept_share: float = 1.0) -> int:
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 def test_put_together_as_traced_whole(checkpointing: ActivationCheckpointing) -> None:
-    model = model_of(checkpointing)
+    model = model_of(checkpointing, layers=4)
     assembled = trace_micro_batch(TraceRequest(model, GPU, micro_batch=3, seq_len=SEQ_LEN))
     assert levels(assembled) == levels(whole_trace(model, GPU, 3))
 

@@ -77,7 +77,8 @@ def test_every_micro_batch_is_as_recorded(case: str) -> None:
     changes, compute, rank = CASES[case]
     model = model_of(**changes)
     sums = partial(workspace_bytes, compute=GPU)
-    for micro_batch in (1, 3, 7):  # one chunk of the loss, two and four
+    # One chunk of the loss, two and four; compiled code has no part in the loss.
+    for micro_batch in (1, 7) if compute.compiled else (1, 3, 7):
         where = TraceRequest(model, compute, micro_batch, SEQ_LEN, rank)
         found, expected = (
             levels(_expanded(trace, range(model.layers), range(model.layers)))

@@ -71,11 +71,13 @@ def test_put_together_as_traced_whole(compute: str, checkpointing: ActivationChe
     assert levels(assembled) == levels(whole)
 
 
-PARTLY = (
-    *("every=2", "every=3", "keep=attention", "keep=qkv,mlp-up"),
-    "full:3/keep=attention:5/selective:1/none:4",
-    "none:1/full:1/none:2/keep=proj:3/full:3/none:3",
-)
+PARTLY = {
+    **{"every=2": 8, "every=3": 10, "keep=attention": 5, "keep=qkv,mlp-up": 5},
+    "full:1/keep=attention:7/selective:1/none:2": 11,
+    "none:1/full:1/none:2/keep=proj:1/full:2/none:1": 8,
+}
+"""Ways to checkpoint, each with the least layers of which some are put together; in the last, all
+blocks differ."""
 
 
 # Each way to checkpoint under two ways to compute, and all of these.
@@ -89,7 +91,8 @@ PARTLY = (
 )
 def test_blocks_that_checkpoint_differently_too(compute: str, checkpointing: str) -> None:
     model = model_of("none", **QWEN3 if compute == "gpu" else {})
-    model = replace(model, layers=13, activation_checkpointing=checkpointing)
+    layers = PARTLY[checkpointing]
+    model = replace(model, layers=layers, activation_checkpointing=checkpointing)
     assembled = trace_micro_batch(
         TraceRequest(model, COMPUTES[compute], micro_batch=2, seq_len=SEQ_LEN)
     )
@@ -97,9 +100,12 @@ def test_blocks_that_checkpoint_differently_too(compute: str, checkpointing: str
 
 
 def test_few_blocks_are_traced_of_many() -> None:
-    def traced(checkpointing: str) -> int:
-        return len(_representative_blocks(parse(checkpointing).blocks(96))[0])
+    def traced(checkpointing: str, layers: int = 96) -> int:
+        return len(_representative_blocks(parse(checkpointing).blocks(layers))[0])
 
+    *some, all_differ = PARTLY
+    assert all(traced(one, PARTLY[one]) < PARTLY[one] for one in some)
+    assert traced(all_differ, PARTLY[all_differ]) == PARTLY[all_differ]
     assert traced("full") == 3
     assert traced("every=2") == 6
     assert traced("full:60/keep=attention:20/none:16") <= 13
@@ -149,7 +155,6 @@ def test_blocks_with_adapters_too(
     """The first block differs: its input has no gradient."""
     how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
     model = model_of(checkpointing, **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
-    model = replace(model, layers=8)
     assembled = trace_micro_batch(TraceRequest(model, how, micro_batch=3, seq_len=SEQ_LEN))
     assert levels(assembled) == levels(whole_trace(model, how, 3))
     trained = [p.name for p in parameters_of(model) if p.trained]
@@ -188,19 +193,23 @@ def test_blocks_with_adapters_that_checkpoint_differently_too(
 ) -> None:
     how = COMPUTES.get(compute, Compute(autocast=True, frozen_dtype=torch.bfloat16))
     model = model_of("none", **QWEN3, lora=Lora(rank=4, alpha=8.0, targets=targets))
-    model = replace(model, layers=13, activation_checkpointing=checkpointing)
+    layers = PARTLY[checkpointing]
+    model = replace(model, layers=layers, activation_checkpointing=checkpointing)
     assembled = trace_micro_batch(TraceRequest(model, how, micro_batch=2, seq_len=SEQ_LEN))
     assert levels(assembled) == levels(whole_trace(model, how, 2))
 
 
-@pytest.mark.parametrize("checkpointing", ["full", "every=2"])
+@pytest.mark.parametrize(("checkpointing", "layers"), [("full", 5), ("every=2", 8)])
 @pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8.0)])
-def test_modules_are_those_of_their_own_blocks(checkpointing: str, lora: Lora | None) -> None:
+def test_modules_are_those_of_their_own_blocks(
+    checkpointing: str, layers: int, lora: Lora | None
+) -> None:
     def entered(traced: MicroBatch) -> list[Module]:
         segments = (*traced.forward, *traced.backward)
         return [e for _, events in segments for e in events if isinstance(e, Module)]
 
-    model = replace(model_of("none", lora=lora), layers=9, activation_checkpointing=checkpointing)
+    model = model_of("none", lora=lora)
+    model = replace(model, layers=layers, activation_checkpointing=checkpointing)
     assembled = trace_micro_batch(
         TraceRequest(model, COMPUTES["stage3"], micro_batch=2, seq_len=SEQ_LEN)
     )
@@ -344,7 +353,7 @@ def test_a_loss_in_chunks_is_traced_at_the_batch_itself() -> None:
 def test_few_tiles_are_traced_of_many(
     compute: str, mlp_tile: int, checkpointing: ActivationCheckpointing
 ) -> None:
-    model = model_of(checkpointing, mlp_tile=mlp_tile)
+    model = model_of(checkpointing, mlp_tile=mlp_tile, layers=4)
     assembled = trace_micro_batch(
         TraceRequest(model, COMPUTES[compute], micro_batch=5, seq_len=SEQ_LEN)
     )

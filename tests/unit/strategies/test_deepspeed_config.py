@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from harness import train
 
 from launcher.config.arguments import parse_run_config
 from launcher.config.resolve import Resolved, resolve
@@ -208,17 +209,10 @@ def test_our_files_train_alike(text: Path) -> None:
     assert losses == pytest.approx(dict.fromkeys(files, losses["zero0"]), rel=1e-4)
 
 
-def test_our_file_through_torchrun(text: Path) -> None:
-    command = [*("--nproc", "2", "-m", "launcher.train"), *TINY]
-    command += ["--deepspeed", str(DS_CONFIGS / "zero3_offload.json"), "--out", "run"]
-    done = subprocess.run(
-        [Path(sys.executable).parent / "torchrun", *command],
-        cwd=text,
-        env={**os.environ, "SHARDSCALE_CACHE": str(text / "cache"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def test_our_file_on_two_ranks(text: Path) -> None:
+    command = [*TINY, "--data", str(text / "text.txt"), "--out", str(text / "run")]
+    command += ["--deepspeed", str(DS_CONFIGS / "zero3_offload.json")]
+    done = train(2, *command, SHARDSCALE_CACHE=str(text / "cache"))
     assert done.returncode == 0, done.stderr
     assert json.loads((text / "run/status.json").read_text())["state"] == "completed"
     assert last_loss(text / "run") < 6.0

@@ -1,0 +1,9 @@
+"""A program of somebody else as a rank: its path and arguments are this one's arguments."""
+
+import runpy
+import sys
+
+
+def main() -> None:
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
