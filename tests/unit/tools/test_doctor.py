@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from harness import verb
 from nvml_stub.stub import build_stub
 
 from launcher.strategies.zero.nvme_folder import file_system
@@ -78,7 +79,7 @@ def test_json_of_this_machine_with_two_things_broken(tmp_path: Path) -> None:
 
 
 def test_text_is_readable_without_a_terminal(tmp_path: Path) -> None:
-    done = doctor(PATH=os.environ["PATH"], COLUMNS="100")
+    done = verb("doctor", COLUMNS="100")
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     lines = done.stdout.splitlines()

@@ -32,9 +32,9 @@ from launcher.tools.serve.tensorrt import profile, trtexec
 from launcher.util.errors import UserError
 
 CONTEXT, PROMPT, MOST = 64, 7, 50
-# Every family, in one of both forms. A cached one has the seed of a model that does not repeat
-# itself whatever it is asked.
-CACHED = {"gpt2": 2, "mistral": 1, "qwen3": 1}
+# Every family, in one of both forms. A cached one has layers, more than one for one family, and the
+# seed of a model that does not repeat itself whatever it is asked.
+CACHED = {"gpt2": (2, 2), "mistral": (1, 1), "qwen3": (1, 1)}
 WHOLE = ("llama scaled", "qwen2 tied, window", "starcoder2")
 ROOT = Path(__file__).parents[3]
 
@@ -92,8 +92,9 @@ def test_keys_are_hidden_where_the_tokens_are(masked: bool) -> None:
 
 @pytest.mark.parametrize("case", CACHED)
 def test_a_graph_with_a_cache_is_the_model(case: str, tmp_path: Path) -> None:
-    config = config_of(case)
-    model, path = model_of(config, CACHED[case]), tmp_path / "model.onnx"
+    layers, seed = CACHED[case]
+    config = config_of(case, layers=layers)
+    model, path = model_of(config, seed), tmp_path / "model.onnx"
     write_graph(model, path, cache=True)
     session = onnx_session(path, config, cache=True)
     for batch in range(1, 6):
