@@ -178,7 +178,8 @@ def _fail(error: BaseException, end: Ending, world: World) -> NoReturn:
 def _reason(error: BaseException) -> str:
     if isinstance(error, UserError | Failure | Interrupted):
         return str(error)
-    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    return next(line for line in lines if not line.startswith(" "))  # as places in a program do
 
 
 def _report(error: BaseException, session: Session, world: World) -> dict[str, Any]:

@@ -43,20 +43,20 @@ def ranks(setting: Setting) -> Iterator[str]:
         yield f"{flags} does not divide {size} ranks: use {innermost} {instead}"
 
 
-def whole_models(setting: Setting) -> Iterator[str]:
-    """Reject what only ranks with the whole model can do."""
+def on_one_rank(setting: Setting) -> Iterator[str]:
+    """Reject what only a rank that computes whole sequences of the whole model can do."""
     config = setting.config
     for name, number in config.sharding.model_parallel.items():
         if number > 1 and config.loop.sample_every:
             yield (
-                f"--sample-every {config.loop.sample_every} writes with the whole model, which "
-                f"{flag(name)} {number} shards: leave it out, and use shardscale generate on a "
-                "checkpoint"
+                f"--sample-every {config.loop.sample_every} writes on one rank alone, and "
+                f"{flag(name)} {number} computes each sequence on several: leave it out, and use "
+                "shardscale generate on a checkpoint"
             )
         if number > 1 and isinstance(config.data.micro_batch, AutoMicroBatch):
             yield (
-                f"--micro-batch auto measures the whole model, not a shard of {flag(name)} "
-                f"{number}: give a number (shardscale plan says what fits)"
+                f"--micro-batch auto measures one rank alone, and {flag(name)} {number} computes "
+                "each sequence on several: give a number (shardscale plan says what fits)"
             )
 
 
@@ -200,6 +200,6 @@ def _heads_divide(model: ModelConfig, sharding: ShardingChoice) -> bool:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    *(ranks, whole_models, tensor_shapes, tensor_rows, whole_matrices),
+    *(ranks, on_one_rank, tensor_shapes, tensor_rows, whole_matrices),
     *(context_heads, ring, ring_on_gpus, context_length),
 )

@@ -143,7 +143,7 @@ def _contents(stage: Stage, rank: WatchedRank) -> Iterator[str]:
         return
     at, end = content.peak, content.end
     categories = sorted(
-        {*at.by_category, *end.by_category}, key=lambda name: -at.by_category.get(name, 0)
+        {**at.by_category, **end.by_category}, key=lambda name: -at.by_category.get(name, 0)
     )
     rows = [
         (name, gib(at.by_category.get(name, 0)), gib(end.by_category.get(name, 0)))

@@ -73,7 +73,7 @@ def test_ranks_on_several_nodes_are_told() -> None:
         (2, {"optimizer": "apollo"}, "--optimizer apollo updates whole matrices"),
         (2, {"precision": "fp8"}, "use --precision bf16"),
         (2, {"sample_every": 5}, "--sample-every 5"),
-        (2, {"micro_batch": AutoMicroBatch()}, "--micro-batch auto measures the whole model"),
+        (2, {"micro_batch": AutoMicroBatch()}, "--micro-batch auto measures one rank alone"),
         (4, {"strategy": "single"}, "--strategy single runs in one process"),
         (
             *(4, {"strategy": "fsdp", "replicate": 4}),

@@ -90,7 +90,7 @@ def resolved(folder: Path, name: str, **changes: Any) -> RunConfig:
         ("deepseek_v2", {}, "kv_a_proj_with_mqa as mla_kv_a_proj, which is not known"),
         ("llama", {"tensor_parallel": 4}, "has 4 heads with 2 of keys, which do not divide"),
         ("gemma2", {"context_parallel": 2}, "with --context-parallel 2 knows .* leave one out"),
-        ("llama", {"sample_every": 5}, "--sample-every 5 writes with the whole model"),
+        ("llama", {"sample_every": 5}, "--sample-every 5 writes on one rank alone"),
         ("llama", {"lora_rank": 4, "random_base": True}, "adapters are not sharded"),
         ("llama", {"optimizer": "muon"}, "--optimizer muon"),
         ("llama", {"precision": "fp8"}, "--precision fp8 scales whole matrices"),

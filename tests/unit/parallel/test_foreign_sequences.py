@@ -57,7 +57,11 @@ def test_what_sees_other_tokens_elsewhere_is_refused(name: str, tmp_path: Path) 
         ("qwen3", {"context_parallel_method": "ring"}, "ring knows .* use ulysses"),
         ("mixtral", {}, "router loss over whole sequences: set output_router_logits to false"),
         ("qwen3", {"document_attention": True}, "with --document-attention knows"),
-        ("qwen3", {"sample_every": 5}, "--sample-every 5 writes with the whole model"),
+        (
+            "qwen3",
+            {"sample_every": 5},
+            "--sample-every 5 writes on one rank alone, and --context-parallel",
+        ),
     ],
 )
 def test_what_does_not_go_with_it_is_refused_by_name(

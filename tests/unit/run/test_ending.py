@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.run.ending import _reason
 from launcher.util.errors import ExitCode
 
 STOPPED_IN_A_DESTRUCTOR = """
@@ -43,6 +44,17 @@ def test_a_signal_inside_a_destructor_is_not_lost() -> None:
     assert done.stderr == (
         f"shardscale: stopped by {name} before its first step: there was nothing to save\n"
     )
+
+
+def test_a_reason_is_the_line_that_names_the_error() -> None:
+    asynchronous = RuntimeError("CUDA error: unspecified launch failure\nCompile with `DSA` to ...")
+    assert _reason(asynchronous) == "RuntimeError: CUDA error: unspecified launch failure"
+    with pytest.raises(SyntaxError) as raised:
+        compile("a = = 1", "decoder.py", "exec")
+    assert _reason(raised.value) == "SyntaxError: invalid syntax"
+    noted = ValueError("of a shape")
+    noted.add_note("in the backward of a block")
+    assert _reason(noted) == "ValueError: of a shape"
 
 
 STOPPED_IN_A_CALL = """
