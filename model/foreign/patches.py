@@ -1,4 +1,4 @@
-"""Functions of transformers 5.23 that do otherwise here; where a version lacks one, nothing."""
+"""Functions of transformers 5.24 that do otherwise here; where a version lacks one, nothing."""
 
 import contextlib
 import threading

@@ -47,7 +47,7 @@ class Engine(NamedTuple):
 
 
 _HF: Final = Engine(
-    version="transformers 5.23",
+    version="transformers 5.24",
     source="training_args.py (optim), loss/loss_utils.py (logits.float()), "
     "integrations/deepspeed.py (auto buckets)",
     whole_logits=True,

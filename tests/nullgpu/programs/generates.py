@@ -25,7 +25,7 @@ def generate(name: str, **options: object) -> None:
         return_dict_in_generate=True,
         **options,
     )
-    layers = found.past_key_values.layers
+    layers = found["cache" if "cache" in found else "past_key_values"].layers  # 5.24; before
     cache = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
     print("generated", name, found.sequences.shape[1], len(forwards), cache, flush=True)
 
