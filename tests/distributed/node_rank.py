@@ -1,7 +1,7 @@
 """`launcher.train` as the one rank of each of several nodes, which are started by hand.
 
 Its argument lists the nodes, as JSON: by rank, the folder, arguments and file for stderr of each;
-and the port at which they meet.
+and the port of their rendezvous.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A program of somebody else as a rank: its path and arguments are this one's arguments."""
+"""Another program as a rank: its path and arguments are this one's arguments."""
 
 import runpy
 import sys
