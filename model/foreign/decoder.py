@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from launcher.model.derived import seen
 from launcher.model.foreign.adapters import adapt
@@ -26,6 +27,7 @@ from launcher.model.parts import parts_of
 from launcher.model.recompute import recomputed
 from launcher.model.selective import AllProducts
 from launcher.util.errors import UserError
+from launcher.util.sizes import GIB
 
 ROUTER = ("num_experts", "num_experts_per_tok", "router_aux_loss_coef")
 """Attributes that a mixture of experts has where transformers computes its router loss."""
@@ -167,6 +169,25 @@ def new_causal(document: str, attention: str) -> Any:
     return causal
 
 
+class _LargeOnMeta(TorchFunctionMode):
+    """Makes large tensors without values on the meta device: all experts of a block are one
+    parameter, which a machine may not have the memory for before it is registered."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            without: Tensor = func(*args, **{**kwargs, "device": "meta"})
+            if without.nbytes >= GIB:
+                return without
+        return func(*args, **kwargs)
+
+
 @lru_cache(maxsize=4)
 def skeleton(document: str, attention: str) -> Any:
     """The model with parameters on the meta device and buffers with their values; not to be
@@ -181,7 +202,7 @@ def skeleton(document: str, attention: str) -> Any:
     nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
         # The caller may build on the meta device, where buffers would have no values.
-        with torch.device("cpu"):
+        with torch.device("cpu"), _LargeOnMeta():
             return new_causal(document, attention)
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]

@@ -225,6 +225,14 @@ def test_a_config_that_cannot_be_trained_is_one_sentence(name: str, tmp_path: Pa
     assert str(refused.value).startswith(f"--model {path}")
 
 
+def test_experts_may_be_larger_than_this_machines_memory() -> None:
+    experts, width, hidden = 2**16, 2**16, 32
+    fields = {"num_local_experts": experts, "intermediate_size": width, "hidden_size": hidden}
+    config = foreign_config({**ARCHITECTURES["mixtral"], **fields})
+    blocks = ARCHITECTURES["mixtral"]["num_hidden_layers"]
+    assert config.parameter_count > 3 * blocks * experts * width * hidden  # of 4 bytes each
+
+
 def test_a_config_without_sizes_of_its_own_is_one_sentence() -> None:
     small = {"model_type": "persimmon", "hidden_size": 64, "num_hidden_layers": 1}
     with pytest.raises(UserError, match="FuyuForCausalLM has its sizes in a text_config: give"):
