@@ -121,4 +121,4 @@ def test_a_padded_batch_has_a_mask_of_attention(config: str, tmp_path: Path) -> 
         assert not any("masking_utils" in place for place in places)
         peaks.append(found["ranks"][0]["allocated_peak_bytes"])
     layers, batch, tokens = 2, 8, 512
-    assert peaks[1] - peaks[0] > layers * batch * tokens**2 * 2  # kept in bf16 by each layer
+    assert peaks[1] - peaks[0] >= layers * batch * tokens**2 * 2  # kept in bf16 by each layer
