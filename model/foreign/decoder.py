@@ -202,8 +202,12 @@ def skeleton(document: str, attention: str) -> Any:
     nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
         # The caller may build on the meta device, where buffers would have no values.
-        with torch.device("cpu"), _LargeOnMeta():
-            return new_causal(document, attention)
+        with torch.device("cpu"):
+            with _LargeOnMeta():
+                causal = new_causal(document, attention)
+            if any(buffer.is_meta for buffer in causal.buffers()):  # such as a mask that was filled
+                causal = new_causal(document, attention)
+        return causal
     finally:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 

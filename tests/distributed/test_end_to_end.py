@@ -55,8 +55,8 @@ def values(folder: Path, name: str, *, rank: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_run_and_its_repetition(family: str, text: Path, single: Path, tmp_path: Path) -> None:
-    """Only ZeRO is typed, and runs twice: runs that continue from checkpoints hold that sharded
-    matrices compute the same bits each time."""
+    """Only ZeRO goes through torchrun, and runs twice: runs that continue from checkpoints hold
+    that sharded matrices compute the same bits each time."""
     out = tmp_path / "run"
     flags_ = flags(text, micro_batch=4 if family == "single" else 2)  # accumulated twice
     asked = (*FAMILIES[family], *flags_, f"--out={out}")

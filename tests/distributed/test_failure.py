@@ -165,7 +165,7 @@ def test_an_exception_on_one_rank(
     sharding: str, rank: int, step: int, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    # Under the agent once: the rank records and says all of it.
+    # Under the agent once: the rank records and reports all of it.
     more = (sharding, "--report-to=wandb")
     done = broken_run(text, out, *more, fault="raise", rank=rank, is_forked=rank == 1)
     assert done.returncode == FAILED

@@ -15,6 +15,7 @@ from launcher.config.schema import RunConfig
 from launcher.forecast.plan_cli import main as plan
 from launcher.model.build import initial_value
 from launcher.model.config import ModelConfig
+from launcher.model.foreign import decoder as foreign_decoder
 from launcher.model.foreign.config import ForeignConfig
 from launcher.model.foreign.users import users_causal
 from launcher.strategies.parameters import parameter_shapes
@@ -164,6 +165,18 @@ def test_it_is_built_without_drawing_values(
     assert torch.equal(torch.get_rng_state(), before)
     assert causal.get_buffer("inner.turn").tolist() == [1.0, 1.0]
     assert nn.init.trunc_normal_ is trunc_normal
+
+
+def test_a_large_buffer_has_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_decoder, "GIB", 64)  # above which nothing is held
+    change = "def change(self): self.register_buffer('mask', torch.empty(20).fill_(3), False)"
+    text = f"{HEADER}    {change}\ndef build(config):\n    return Changed()\n"
+    (tmp_path / "masked.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = built("masked:build")
+    assert isinstance(model, ForeignConfig)
+    causal = foreign_decoder.skeleton(model.document, model.attention)
+    assert causal.get_buffer("inner.mask").tolist() == [3.0] * 20
 
 
 def test_a_parameter_that_init_weights_leaves_out_is_named(
